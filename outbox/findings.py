@@ -150,7 +150,7 @@ wrong_option = partial(Finding, "outbox.E004", "")
 risky_option = partial(Finding, "outbox.W048", "")
 misconfigured = partial(Finding, MISCONFIGURED, "")
 weak = partial(Finding, BROKER_WEAK, "")
-away = partial(Finding, BROKER_AWAY, "")
+unavailable = partial(Finding, BROKER_AWAY, "")
 
 
 def broker_away(alias: str, text: str, error: str) -> Finding:

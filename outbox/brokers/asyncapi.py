@@ -1,4 +1,4 @@
-"""The description of a broker in an AsyncAPI document: its servers, the headers there, and the bindings of its protocol."""
+"""Describes a broker in an AsyncAPI document: its servers, its headers, and the bindings of its protocol."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class BrokerInterface(msgspec.Struct, frozen=True):
     """
     How programs without the outbox find a broker and read its messages.
 
-    The dicts are parts of AsyncAPI's objects of the same names. Nothing here is secret: the document is for other teams.
+    A method that returns a dict returns a part of AsyncAPI's object of the same name. Nothing here may be secret, since the
+    document is for other teams.
 
     Source: AsyncAPI 3.0.0.
 
     Args:
-        protocol: of its servers; "": named as the broker's `system`.
-        hosts: host or host:port of each server that the options name.
-        pathname: of its servers, such as `/` and a virtual host.
-        reading: what readers of its topics have to know, in a sentence or more.
+        protocol: the protocol of the servers; "": the broker's `system`.
+        hosts: host or host:port of each server in the options.
+        pathname: the path of the servers, such as `/` and a virtual host.
+        reading: instructions for readers of the topics, in one or more sentences.
     """
 
     protocol: str = ""
@@ -34,19 +35,19 @@ class BrokerInterface(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Return what a broker's OPTIONS tell."""
+        """Return the description of a broker with these OPTIONS."""
         return cls()
 
     def how_to_read(self, topic: TopicSpec) -> str:
-        """Return what readers of a topic have to know, in a sentence or more; "" for nothing."""
+        """Return instructions for readers of a topic, in one or more sentences; "" if there are none."""
         return self.reading
 
     def header_name(self, name: str) -> str:
-        """Return the name on the broker of a header of ours."""
+        """Return the name that one of the outbox's headers has on the broker."""
         return name
 
     def more_headers(self) -> Mapping[str, Any]:
-        """Return the schemas of headers that the broker's messages have beside ours."""
+        """Return the schemas of headers that messages on the broker have in addition to the outbox's."""
         return {}
 
     def channel(self, topic: TopicSpec) -> dict[str, Any]:
@@ -54,13 +55,13 @@ class BrokerInterface(msgspec.Struct, frozen=True):
         return {"address": topic.name}
 
     def message(self, key: str) -> dict[str, Any]:
-        """Return the bindings of a message type. `key`: the field with its messages' key; "" for none."""
+        """Return the bindings of a message type. `key` is the field with the key of a message; "" if there is none."""
         return {}
 
     def send(self) -> dict[str, Any]:
-        """Return the bindings of what this project sends."""
+        """Return the bindings of the operation by which this project sends."""
         return {}
 
     def receive(self, group: str) -> dict[str, Any]:
-        """Return the bindings of what a consumer group receives."""
+        """Return the bindings of the operation by which a consumer group receives."""
         return {}

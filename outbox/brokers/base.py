@@ -1,11 +1,12 @@
 """
-What every broker must do. A broker carries messages; it knows neither outbox nor inbox rows.
+The contract of all brokers. A broker carries messages; it knows neither outbox nor inbox rows.
 
-Sends, ends, renewals and acks take a batch, so that a network broker can pipeline. A call that returns `SendResult`
-returns one for each message, in their order, and raises only for a programming error: a problem at the broker is a result
-(`UNAVAILABLE`, `UNSURE`). Every other call raises `BrokerUnavailable` when the broker cannot be reached.
+Calls that send, renew, acknowledge or end take several messages, so that a broker behind a network can pipeline. (To end a half
+message is to commit it or roll it back.) A call that returns `SendResult` returns one for each message, in their order. It raises
+only for a programming error, since a problem at the broker is a result (`UNAVAILABLE`, `UNSURE`). Every other call raises
+`BrokerUnavailable` if the broker cannot be reached.
 
-Features of some brokers only are in `capabilities.py`, a small class for each. Import the types of `types.py` from here.
+Features that only some brokers have are in `capabilities.py`, a small class for each. Import the types of `types.py` from here.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ class Broker(abc.ABC):
     """
     Carries messages from relays to consumer groups.
 
-    A broker is created in the process that uses it, after any fork. One thread makes all calls except some: `renew` and `ack`
-    may be called by a second thread, also during a call of the first; `interrupt` and `close` by any thread. After `close`, a
-    call in progress returns early or raises `BrokerUnavailable`.
+    A broker is created in the process that uses it, after any fork. One thread makes the calls, with these exceptions: a second
+    thread may call `renew` and `ack`, even during a call of the first one; any thread may call `interrupt` and `close`. After
+    `close`, a call in progress returns early or raises `BrokerUnavailable`.
 
     Args:
         alias: the broker's name in `OUTBOX["BROKERS"]`.
-        options: its OPTIONS, as written there.
-        topics: its topics in the settings.
+        options: the broker's OPTIONS, as written there.
+        topics: the broker's topics in settings.
     """
 
-    system: ClassVar[str] = "outbox"  # OpenTelemetry's messaging.system
-    interface: ClassVar[type[BrokerInterface]] = BrokerInterface  # how other programs read it, for `outbox_catalogue --asyncapi`
+    system: ClassVar[str] = "outbox"  # the value of OpenTelemetry's messaging.system
+    interface: ClassVar[type[BrokerInterface]] = BrokerInterface  # describes the broker in `outbox_catalogue --asyncapi`
     app: ClassVar[str] = ""  # the Django app with the broker's tables, which a system check requires in INSTALLED_APPS
-    reserved_topics: ClassVar[tuple[str, ...]] = ()  # topics that it has without an entry in TOPICS, and nobody else may have
+    reserved_topics: ClassVar[tuple[str, ...]] = ()  # names of topics that it has without an entry in TOPICS; no other broker may
 
     # Properties of the calls below.
     supports_order: ClassVar[bool] = False
     supports_delay: ClassVar[bool] = False
-    deduplicates_sends: ClassVar[bool] = False  # a repeated send is not stored again
+    deduplicates_sends: ClassVar[bool] = False  # a message that is sent again is not stored again
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, so it is for tests only
-    max_delay: timedelta = timedelta(days=365)  # longer delays are spent in the outbox's tables first
+    is_durable: ClassVar[bool] = True  # False: messages are lost when the process ends, as in a broker for tests
+    max_delay: timedelta = timedelta(days=365)  # for a longer delay, a message first waits in the outbox's tables
 
-    # Features of its base classes, from `capabilities.py`, that it does not have, for example because of its options.
+    # Capabilities that are base classes of the broker, but that it does not have, for example because of its options.
     lacks: Collection[type] = ()
 
     def __init__(self, alias: str, options: Mapping[str, Any], topics: Sequence[TopicSpec]) -> None:
@@ -77,17 +78,21 @@ class Broker(abc.ABC):
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return what is wrong with the OPTIONS, else with topics that cannot be served with them, without a connection."""
+        """
+        Return the problems of OPTIONS; if there are none, those of topics that cannot be served with these OPTIONS.
+
+        This makes no connection.
+        """
         return []
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return what such a topic is promised with these OPTIONS, within which times, and how large its messages may be."""
+        """Return the guarantee, the times and the maximum body size that a topic has with these OPTIONS."""
         guarantee = SendGuarantee.ONCE if cls.deduplicates_sends else SendGuarantee.AT_LEAST_ONCE
         return Limits(guarantee, body_bytes=cls.max_body_bytes)
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with the options, and with the topics on the running broker."""
+        """Return the problems of the options, and of the topics on the running broker."""
         return self.check_settings(self.options, list(self.topics.values()))
 
     @abc.abstractmethod
@@ -96,10 +101,11 @@ class Broker(abc.ABC):
 
     def prune(self, *, keep_since: datetime | None = None) -> int:
         """
-        Delete some messages that are past their retention. Return their number; 0 when nothing is left to delete.
+        Delete some messages that are past their retention. Return their number; 0 if none are left.
 
         Args:
-            keep_since: keep everything stored since then, because the end of a half message of that time is not confirmed yet.
+            keep_since: keep all messages that were stored since then, because the commit of a half message of that time is not
+                confirmed yet.
         """
         return 0
 

@@ -1,8 +1,10 @@
 """
-Features that only some brokers have: a small class for each, which a broker adds to its bases.
+Capabilities: features that only some brokers have. Each is a small class, which a broker adds to its bases.
 
-`HalfMessages.has(broker)` returns whether a broker, or its class, has half messages; then `HalfMessages.of(broker)` returns the
-broker, typed as one that has. A class is narrowed by `issubclass`.
+`HalfMessages.has(broker)`, for example, returns whether a broker, or a broker class, has half messages. If so,
+`HalfMessages.of(broker)` returns the broker with that type. For a broker class, type checkers need `issubclass` in addition.
+
+To end a half message is to commit it or roll it back.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if TYPE_CHECKING:  # brokers on a server need no database
 
 
 class Capability(Broker):
-    """Base of features that only some brokers have."""
+    """Base class of capabilities."""
 
     @classmethod
     def has(cls, broker: Broker | type[Broker]) -> bool:
@@ -45,10 +47,10 @@ class Capability(Broker):
     @classmethod
     def of(cls, broker: Broker) -> Self:
         """
-        Return a broker, typed as one with this feature.
+        Return the broker unchanged; for type checkers, it is one with this feature.
 
         Raises:
-            UnsupportedByBroker: it does not have the feature.
+            UnsupportedByBroker: the broker does not have the feature.
         """
         if not cls.has(broker):
             name = type(broker).__name__
@@ -57,9 +59,10 @@ class Capability(Broker):
 
 
 class Receives(Capability):
-    """Consumer groups receive the messages, each group all of them."""
+    """Consumer groups receive the messages; each group receives all of them."""
 
-    # Topics that `receive` was asked for and cannot receive from as configured, each with the reason. Any thread may read it.
+    # Topic -> reason, if `receive` was called for a topic from which it cannot receive until the configuration is corrected. Any
+    # thread may read this.
     refusals: Mapping[str, str] = {}
 
     @abc.abstractmethod
@@ -67,14 +70,14 @@ class Receives(Capability):
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         """
-        Receive messages for a consumer group. They are invisible to its other members for the given time.
+        Receive messages for a consumer group. They are invisible to the group's other members for the given time.
 
-        Messages of all tags are returned: during a deployment, the members of a group want different ones. On topics of type fifo
-        a message is returned only if all earlier ones of its key are acknowledged, or stand before it in the same list. After a
-        loss or a release, a key begins again at its first message that is not acknowledged.
+        Messages of all tags are returned, since the members of a group may want different tags during a deployment. On topics of
+        type fifo, a message is returned only if all earlier messages of its key are acknowledged or precede it in the same list.
+        If a delivery is lost or released, its key starts again from the first unacknowledged message.
 
-        `Delivery.delivery_count` is 1 only where the message was certainly not returned to the group before. A higher number that
-        is wrong costs two statements of the database; a 1 that is wrong is a death of a process that is not counted.
+        `Delivery.delivery_count` is 1 only if the message was certainly not returned to the group before. If a higher number is
+        wrong, two database statements are wasted. If a 1 is wrong, the death of a process during the handling is not counted.
 
         Args:
             topics: names of topics.
@@ -86,26 +89,26 @@ class Receives(Capability):
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
         """
-        Note in which outbox a consumer group has its inbox; called before the first `receive` for the group.
+        Record the owner of a consumer group: the outbox with the group's inbox. Called before the first `receive` for the group.
 
         If the broker can, it stores the owner on its server when the group first receives from a topic. A group of the same name
-        with another inbox, that is, of another project, then receives nothing, and `refusals` and `check` name the owner. By
-        default nothing is compared.
+        in another project, which has another inbox, then receives nothing, and `refusals` and `check` name the owner. By default,
+        nothing is stored or compared.
 
         Args:
             source: the stable id of the outbox.
             project: its project, for people.
-            known_topics: topics from which the group has received, by its inbox: it is not new there, whatever the server
-                remembers.
-            take_over: store the owner on the server now, in place of the group's owner there. Raises BrokerUnavailable.
+            known_topics: topics from which the group has received before, according to its inbox. The group is not new there,
+                even if the server has forgotten it.
+            take_over: replace the owner on the server now. If this fails, BrokerUnavailable is raised.
         """
 
     def interrupt(self) -> None:
         """
-        End the wait of the current `receive`, and of all later ones: they return what is there. May be called from any thread.
+        End the wait of the current `receive` and of all later ones, which return without waiting. Any thread may call this.
 
-        By default `receive` returns when its wait is over. A broker whose waits take seconds overrides this, since the stop of a
-        consumer waits for it.
+        By default this does nothing, and `receive` returns when its wait is over. A broker whose waits take seconds overrides it,
+        since a consumer that is stopped waits for `receive`.
         """
 
     @abc.abstractmethod
@@ -113,13 +116,13 @@ class Receives(Capability):
         """
         Keep deliveries invisible for the given time from now, and return them with their new receipts.
 
-        None in place of a delivery: it has ended, or the message was or may be delivered again. As for `ack`, an expired delivery
-        may still be renewed if the broker knows that nobody else has the message. After a renewal only the returned delivery may
-        be used, since its receipt may be a new one.
+        None in place of a delivery: it is no longer held, since it was settled, or the message was or may be delivered again. As
+        with `ack`, an expired delivery may still be renewed if the broker knows that nobody else has the message. After a renewal
+        only the returned delivery may be used, since it may have a new receipt.
         """
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand back deliveries that are still held: their messages can be received again at once. May be ignored."""
+        """Release deliveries that are still held, so that their messages can be received again at once. May be ignored."""
         self.renew(deliveries, timedelta(0))
 
     @abc.abstractmethod
@@ -127,9 +130,9 @@ class Receives(Capability):
         """
         Acknowledge deliveries.
 
-        False in place of a delivery: too late, the message was or may be delivered again. An expired delivery may still be
-        acknowledged if the broker knows that nobody else has the message. Callers depend on nothing here: an acknowledgement may
-        be lost or late.
+        False in place of a delivery: it is too late, and the message was or may be delivered again. An expired delivery may still
+        be acknowledged if the broker knows that nobody else has the message. Callers must not rely on an acknowledgement, since
+        it may be lost or late.
         """
 
     @abc.abstractmethod
@@ -138,23 +141,24 @@ class Receives(Capability):
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         """
-        Return those of the messages that may be delivered to a group again, because their deliveries have not ended.
+        Return the ids of those messages that may be delivered to a group again, because their deliveries are not settled.
 
-        A broker that cannot tell of a message must forget it within `Limits.redelivery`, or a time that its `check` compares.
+        A broker that does not know this of a message must not deliver it later than `Limits.redelivery` after it was handled, or
+        than a time at its server that `check` compares.
         """
         return set()
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
-        Drop what waits for a group in these topics. If the group receives again, it begins as a new one.
+        Drop the messages that wait for a group in these topics. If the group receives again, it starts like a new group.
 
-        The group's consumers have to be stopped before.
+        The group's consumers must be stopped first.
 
         Raises:
-            UnsupportedByBroker: only the server's own tools can do that; the text names them.
+            UnsupportedByBroker: only the server's tools can drop them; the text names a tool.
         """
         raise UnsupportedByBroker(
-            f"{type(self).__name__} cannot drop what waits for a group.", hint="Use the server's own tools."
+            f"{type(self).__name__} cannot drop the messages that wait for a group.", hint="Use the server's tools."
         )
 
 
@@ -163,26 +167,26 @@ class Lookups(Capability):
 
     @abc.abstractmethod
     def find(self, message_id: str) -> list[StoredCopy]:
-        """Return all stored copies of a message. A server may find a copy only a moment after it was stored."""
+        """Return all stored copies of a message. A server may not find a copy in the first moments after it was stored."""
 
 
 class HalfMessages(Lookups):
     """
-    Half messages: hidden from consumers until a COMMIT.
+    Half messages: they are hidden from consumers until a COMMIT.
 
-    The broker must ask about half messages that are not ended: with `NeedsCheckLoop`, with `AsksProducers`, or over HTTP.
+    The broker must send check-backs about half messages that are not ended: through `NeedsCheckLoop`, `AsksProducers`, or HTTP.
     """
 
     end_semantics: EndSemantics = EndSemantics.STATELESS
 
-    # Where ends are not idempotent: the process that decided a batch may end its half messages for this time, in which
-    # check-backs about them are UNKNOWN. Later, a batch must be taken over first (`batches/take_over.py`). None: at any time.
+    # If ends are not idempotent: for this time after its decision, the process that decided a batch may end the half messages,
+    # and check-backs about them are answered UNKNOWN. After that, another process may, once it has taken the batch over
+    # (`batches/take_over.py`). None: any process may end them at any time.
     commit_window: timedelta | None = None
-    # Whether several threads may call `new_half_id`, `send_halves` and `end` at once. If so, a process has one broker for all
-    # threads that publish half first, otherwise one for each.
+    # Whether several threads may call `new_half_id`, `send_halves` and `end` at once. If so, all threads of a process that
+    # publish half first share one broker; otherwise each has its own.
     is_thread_safe: ClassVar[bool] = False
-    # Whether an accepted end has certainly taken effect. False: the answer only says that the request was forwarded, so the
-    # message itself must be looked up before it counts as sent.
+    # Whether an accepted end has certainly taken effect. False: the answer only says that the request was forwarded.
     confirms_ends: bool = True
 
     @abc.abstractmethod
@@ -194,25 +198,26 @@ class HalfMessages(Lookups):
         """
         Store half messages. Each is sent once; a request is never repeated.
 
-        `SendResult.half_id` identifies the half message, and `SendResult.place` is where it is stored, if the broker can use that
+        `SendResult.half_id` identifies the half message, and `SendResult.place` says where it is stored, if the broker needs this
         to find it. Callers pass both back in a `HalfRef`.
         """
 
     @abc.abstractmethod
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """
-        Commit or roll back half messages; `SendResult.ended` is the state of each afterwards.
+        Commit or roll back half messages; `SendResult.ended` is the state of each one afterwards.
 
         Args:
-            within: send no end later than this from now; the others are UNAVAILABLE. None: no limit.
+            within: send no request later than this time from now; the half messages that remain are UNAVAILABLE. None: no limit.
         """
 
     @abc.abstractmethod
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """
-        Return the states of half messages with a decision to commit, so that none is ended twice or sent again needlessly.
+        Return the states of half messages that were decided to be committed, so that none is committed twice or needlessly
+        resent.
 
-        VISIBLE, HIDDEN and GONE are only returned if they are certain. A problem at the broker is UNKNOWN, never an exception.
+        VISIBLE, HIDDEN and GONE are returned only if they are certain. A problem at the broker is UNKNOWN, never an exception.
         """
 
 
@@ -221,80 +226,82 @@ class NeedsCheckLoop(HalfMessages):
 
     @abc.abstractmethod
     def check_halves(self, ask: Callable[[Half], Resolution], *, limit: int = 100) -> int:
-        """Ask about half messages that are due, and end them as answered. Return the number of questions."""
+        """Call `ask` about half messages whose check-back is due, and end them as it answers. Return the number of calls."""
 
 
 class AsksProducers(HalfMessages):
-    """The server asks processes that listen."""
+    """The server sends check-backs to processes that listen."""
 
     @abc.abstractmethod
     def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
         """
-        Call `ask`, in threads of the broker, whenever the server asks about a half message, until `close`.
+        Call `ask`, in threads of the broker, for each check-back of the server, until `close`.
 
         Args:
-            note_sent: called when the server was sent another answer than that of `ask`. For example, a message that is visible
-                already must not be committed again: ROLLBACK then only ends the questions.
+            note_sent: called if the broker answers the server otherwise than `ask` did, with that answer. For example, a message
+                that is visible already must not be committed again, so the broker sends ROLLBACK, which only ends the
+                check-backs.
         """
 
 
 class GivesUp(Receives):
-    """The server gives messages of a group up by itself (a delivery limit, a TTL), and keeps them where they can be read."""
+    """The server itself moves messages of a group to a dead-letter queue, for example over a delivery limit or after a TTL."""
 
     @abc.abstractmethod
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """
-        Receive messages that the server gave up, each with the server's reason in `Delivery.given_up`; `ack` ends them.
+        Receive messages from the server's dead-letter queues, each with the server's reason in `Delivery.given_up`.
 
-        Returns at once. One that is not acknowledged comes again, at the latest in another process.
+        Returns without waiting. `ack` removes a message; an unacknowledged one is returned again, at the latest to another
+        process.
         """
 
 
 class TransactionalSends(Capability):
     """
-    One-phase messages that become visible together, along with a marker that identifies them.
+    One-phase messages that become visible together, in a transaction with a marker that identifies it.
 
-    A relay's lane has a series of transactions, and one broker client at a time holds the lane. Opening a lane ends the open
-    transaction of its last holder and fences that holder out; the marker, and no answer, then says whether the last transaction
-    was committed. A lane that is not used afterwards is opened just for that. Each transaction overwrites the lane's marker, so
-    record the marker before sending the next one.
+    A relay sends its transactions in a lane, one after the other; one broker client at a time holds the lane. A client that opens
+    a lane ends the unfinished transaction of the lane's last holder and fences that holder out: it can send nothing more there.
+    Only the lane's marker then tells whether the last transaction was committed, so a client may open a lane just to learn this.
+    Each transaction overwrites the lane's marker, so record the marker before the next transaction is sent.
 
-    The calls that open and read lanes raise `BrokerUnavailable`: `LaneBlocked` where another lane may be open, or
-    `BrokerMisconfigured` where somebody must act first.
+    The calls that open and read lanes raise `BrokerUnavailable`: its subclass `LaneBlocked` if only this lane cannot be opened,
+    or its subclass `BrokerMisconfigured` if an operator must act first.
     """
 
-    # Outboxes whose lanes `check` looks at, too: their stable ids -> the highest number of a lane.
+    # Outboxes whose lanes `check` examines, too: stable id of the outbox -> its highest number of a lane.
     checked_lanes: Mapping[str, int] = {}
 
     @abc.abstractmethod
     def open_lane(self, source: str, lane: int) -> str | None:
         """
-        Take a lane over. Return the marker of its last committed transaction; None where there was none.
+        Open a lane, and fence its last holder out. Return the marker of the last committed transaction; None if there is none.
 
-        Afterwards no transaction of an earlier holder is undecided, and none can be committed any more.
+        Afterwards no transaction of an earlier holder is undecided, and none can still be committed.
 
         Args:
-            source: the stable id of the outbox whose lane it is; the lanes of two outboxes are not connected.
+            source: the stable id of the outbox that has the lane; lanes of different outboxes are independent.
         """
 
     @abc.abstractmethod
     def is_lane_open(self, lane: int) -> bool:
         """
-        Return whether a transaction can be sent in a lane: it was opened here, and each transaction since ended cleanly.
+        Return whether a transaction can be sent in a lane: this client opened it, and each transaction since then ended cleanly.
 
-        This may be False after one that was committed, too. Then the lane has to be opened again, before any message is claimed
-        for it.
+        This may be False even after a committed transaction. Then the lane must be opened again before messages are claimed for
+        it.
         """
 
     @abc.abstractmethod
     def look_at_lane(self, source: str, lane: int) -> str | None:
-        """Return the marker of a lane as it is now, and fence nobody out. An open transaction may be about to replace it."""
+        """Return the current marker of a lane, and fence nobody out: an unfinished transaction may still replace the marker."""
 
     def find_away(self, topics: Collection[str]) -> dict[str, str]:
         """
-        Return those of some topics that cannot take messages now, with the reasons.
+        Return topic -> reason for those of the given topics that cannot take messages now; by default, for none.
 
-        A transaction must not contain their messages: it could not end, and would block its lane. By default none.
+        A transaction must not contain messages of these topics, since it could not end and would block its lane.
         """
         return {}
 
@@ -303,10 +310,10 @@ class TransactionalSends(Capability):
         """
         Send messages and a marker in one transaction of a lane: either all become visible, or none.
 
-        Either all results are ACCEPTED, and the transaction is committed; or all are UNSURE, and only the marker tells; or none
-        is ACCEPTED or UNSURE, and nothing is stored, now or later: the rejected ones are REFUSED or MISCONFIGURED, the others
-        UNAVAILABLE. In a lane that is not open all are UNAVAILABLE. A transaction of a marker alone, whose result is an empty
-        list, was committed if the lane is still open.
+        Either all results are ACCEPTED, and the transaction is committed. Or all are UNSURE, and only the marker tells whether it
+        is. Or no result is ACCEPTED or UNSURE, and nothing is stored, now or later: rejected messages are REFUSED or
+        MISCONFIGURED, the others UNAVAILABLE. In a lane that is not open all are UNAVAILABLE. A transaction with a marker only
+        has no results; it is committed if the lane is still open afterwards.
         """
 
 
@@ -314,18 +321,18 @@ class StoredInDatabase(Lookups):
     """
     The broker keeps its messages in tables, which can be read without the broker.
 
-    They are in the database that OPTIONS["DATABASE"] names, by default "default" (`conf.stored_in`). Calls of the class raise
-    NotMigrated where tables are missing.
+    The tables are in the database that OPTIONS["DATABASE"] names, by default "default" (`conf.stored_in`). The methods of this
+    class raise NotMigrated if tables are missing.
     """
 
     @classmethod
     @abc.abstractmethod
     def read_status(cls, database: str, connection: Connection) -> tuple[dict[str, int], list[str]]:
         """
-        Return what operators should know about the broker's tables, over a connection to their database.
+        Return the state of the broker's tables for operators, over a connection to their database.
 
         Returns:
-            Topic -> half messages that the broker has stopped asking about; the consumer groups that it keeps messages for.
+            Topic -> number of half messages about which the broker has stopped asking; the groups for which it keeps messages.
         """
 
     @classmethod
@@ -337,37 +344,37 @@ class StoredInDatabase(Lookups):
     @abc.abstractmethod
     def list_stored(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec], connection: Connection) -> list[StoredList]:
         """
-        Return what is still to be delivered to consumer groups, over a connection to the broker's database.
+        Return the messages that are still to be delivered to consumer groups, over a connection to the broker's database.
 
         Args:
-            topics: those of settings; their groups begin to read where they have not yet.
+            topics: the topics in settings, with their groups, some of which may not have begun to read.
         """
 
 
 class SpeaksKafka(Capability):
-    """Any client of Kafka can read the topics, so Spark can: OPTIONS have SERVERS, a list, and CLIENT, librdkafka's settings."""
+    """Any Kafka client can read the topics, so Spark can. OPTIONS has the list SERVERS, and in CLIENT librdkafka's settings."""
 
 
 class ListsResources(Capability):
-    """The resources of topics and consumer groups at the server can be listed, and missing ones created."""
+    """The server's resources for topics and consumer groups can be listed, and missing ones can be created."""
 
     @abc.abstractmethod
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
         """
-        Return what the topics need at the server, in the order in which it can be created. Nothing is created or changed.
+        Return the resources that the topics need at the server, in the order in which they can be created. Nothing is changed.
 
         Args:
             sources: the stable ids of the outboxes whose relays send here.
             lanes: the highest number of a relay's lane.
-            readers: groups without handlers that may read all topics. Nothing may be stored for them before they first receive.
+            readers: groups without handlers that may read all topics. No messages may be kept for them before they first receive.
 
         Raises:
-            BrokerUnavailable: the server does not answer, or refuses this user.
+            BrokerUnavailable: the server does not answer, or denies access to this user.
         """
 
 
 class Seeks(Receives):
-    """A consumer group without consumers can be moved to another place in a topic."""
+    """A consumer group without consumers can be moved to another position in a topic."""
 
     @abc.abstractmethod
     def seek(
@@ -379,12 +386,12 @@ class Seeks(Receives):
         confirm: Callable[[list[GroupPosition]], object],
     ) -> list[GroupPosition]:
         """
-        Move a group to another place in topics. Return the positions that change.
+        Move a group to another position in topics. Return the positions that change.
 
         Args:
-            to: the first message, behind the last one, or the first one stored since a time.
-            confirm: called with these positions before, if there are any; an exception of it leaves everything as it is.
+            to: the first message, the position after the last message, or the first message that was stored since a time.
+            confirm: called with the positions that will change, if there are any. If it raises, nothing is changed.
 
         Raises:
-            BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is done.
+            BrokerUnavailable: the group has consumers, or the broker cannot be reached. Nothing is changed.
         """

@@ -1,10 +1,10 @@
 """
-Publisher confirms of RabbitMQ, awaited for a batch, and reads without a wait: for its own broker (`rabbitmq/`) and for Celery's
-tasks (`celery/confirms.py`).
+Waits for RabbitMQ's publisher confirms of a batch, and reads input without waiting.
 
-The server counts the messages of a channel, and answers by their numbers (delivery tags). A message that no queue takes comes
-back before its confirm, if it was published as mandatory. The channel of a batch without all answers is not used again, since a
-late answer would be taken for that to another batch.
+The RabbitMQ broker (`rabbitmq/`) and Celery's tasks (`celery/confirms.py`) use this. The server numbers the messages of a
+channel, and confirms them by these numbers (delivery tags). If no queue takes a message that was published as mandatory, the
+server returns it before the confirm. If a batch did not get all confirms, its channel is not used again, since a late confirm
+would be taken for one of another batch.
 
 Source: https://www.rabbitmq.com/docs/confirms
 """
@@ -22,23 +22,23 @@ import msgspec
 
 from outbox.brokers.base import ACCEPTED, SendResult
 
-if TYPE_CHECKING:  # the callers have it
+if TYPE_CHECKING:  # amqp is an optional dependency, which all callers have
     import amqp
 
-Name = tuple[str, str]  # exchange and message id, by which a message that comes back is known
+Name = tuple[str, str]  # exchange and message id, which identify a returned message
 
-LOOK_SECONDS = 0.2  # how soon a wait for confirms sees that it is to end
-WRITE_BYTES = 16_384  # of frames that are written to the socket together
-FRAME_SECONDS = 0.01  # for the rest of a frame that has come in half; with 0, py-amqp would spin
+POLL_SECONDS = 0.2  # the interval at which a wait for confirms checks whether it is stopped
+WRITE_BYTES = 16_384  # frames are written to the socket when they have this size together
+FRAME_SECONDS = 0.01  # the timeout for the rest of a partly received frame; with 0, py-amqp would spin
 
 
 class PendingConfirms(msgspec.Struct):
     """
-    The messages of a batch, in the order in which they are published, and what the server has answered.
+    The messages of a batch, in the order in which they are published, and the server's answers.
 
     Args:
-        not_taken: the result of a message that the server has not taken (nack).
-        explain_return: returns the result of a message that came back, by the error, the exchange and the routing key.
+        not_taken: the result of a message that the server rejected (nack).
+        explain_return: returns the result of a returned message, from the error, the exchange and the routing key.
     """
 
     not_taken: SendResult
@@ -46,9 +46,9 @@ class PendingConfirms(msgspec.Struct):
     results: list[SendResult | None] = msgspec.field(default_factory=list)
     returned: dict[Name, SendResult] = msgspec.field(default_factory=dict)
     pending: int = 0
-    first_tag: int = 0  # the delivery tag of the first one
+    first_tag: int = 0  # the delivery tag of the first message
     _names: list[Name] = msgspec.field(default_factory=list)
-    _settled_to: int = 0  # all before this index are settled
+    _settled_to: int = 0  # all messages before this index have results
 
     @property
     def next_tag(self) -> int:
@@ -69,31 +69,31 @@ class PendingConfirms(msgspec.Struct):
         self.pending -= 1
 
     def on_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
-        """Note that a message came back."""
+        """Record that the server returned a message."""
         name = (exchange, message.properties.get("message_id", ""))
         self.returned[name] = self.explain_return(error, exchange, routing_key)
 
     def on_ack(self, tag: int, multiple: bool) -> None:
-        """Note that messages are stored."""
+        """Record that messages are stored."""
         self._settle(tag, multiple, ACCEPTED)
 
     def on_nack(self, tag: int, multiple: bool) -> None:
-        """Note that messages are not stored in all of their queues. They may be in some."""
+        """Record that messages are not stored in all of their queues; they may be in some."""
         self._settle(tag, multiple, self.not_taken)
 
     def wait(self, connection: amqp.Connection, deadline: float, is_stopped: Callable[[], bool]) -> None:
-        """Read what the server sends until all is confirmed, the wait is stopped, or the deadline of `monotonic` is over."""
-        while self.pending and not is_stopped() and (left := deadline - time.monotonic()) > 0:
+        """Read from the server until all messages are confirmed, `is_stopped()`, or the deadline (of `monotonic`) is over."""
+        while self.pending and not is_stopped() and (remaining := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
-                connection.blocking_read(min(left, LOOK_SECONDS))  # one frame: a heartbeat does not prolong the wait
+                connection.blocking_read(min(remaining, POLL_SECONDS))  # one frame: a heartbeat does not prolong the wait
 
     def finish(self, rest: SendResult) -> list[SendResult]:
-        """Return the results, and this one for messages without an answer."""
+        """Return the results of all messages: `rest` for those without an answer."""
         return [result or rest for result in self.results]
 
     def _settle(self, tag: int, multiple: bool, result: SendResult) -> None:
         last = tag - self.first_tag
-        if last < 0:  # of an earlier batch, whose results are known
+        if last < 0:  # an answer to an earlier batch, whose results are known
             return
         for index in range(self._settled_to if multiple else last, last + 1):
             if self.results[index] is None:
@@ -125,9 +125,10 @@ class ConfirmingChannel:
     @contextmanager
     def writing_together(self) -> Iterator[None]:
         """
-        Write what is sent in the block to the socket in large pieces, the last one at its end.
+        Write the frames that are sent in the block to the socket in large pieces, the last one at the end of the block.
 
-        Nothing is read in the block: py-amqp's own answers would wait, too. After an exception the channel is not used again.
+        Nothing may be read in the block, since py-amqp's answers to the server would be held back, too. After an exception the
+        channel must not be used again.
         """
         connection = self._connection
         before = connection.frame_writer
@@ -140,28 +141,28 @@ class ConfirmingChannel:
 
 
 class _WriteBuffer:
-    """What py-amqp's writer of frames takes for its transport."""
+    """Replaces the transport of py-amqp's frame writer."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self._waiting = bytearray()
+        self._buffered = bytearray()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Copy frames, and write them when they are enough."""
-        self._waiting += data
-        if len(self._waiting) >= WRITE_BYTES:
+        """Buffer frames, and write them when they have WRITE_BYTES."""
+        self._buffered += data
+        if len(self._buffered) >= WRITE_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
-        data, self._waiting = self._waiting, bytearray()
+        """Write the buffered frames."""
+        data, self._buffered = self._buffered, bytearray()
         if data:
             self._transport.write(data)
 
 
 def handle_input(connection: amqp.Connection) -> None:
     """
-    Handle what the server has sent, and wait for nothing: this is done before each message.
+    Handle the frames that the server has sent, without waiting, since this is called before each message.
 
     Raises:
         AMQPError, OSError: the server has closed the connection, or a channel.
@@ -174,7 +175,7 @@ def handle_input(connection: amqp.Connection) -> None:
 def _has_input(connection: amqp.Connection) -> bool:
     sock = getattr(connection.transport, "sock", None)
     if sock is None:
-        return True  # reading says that it is closed
+        return True  # the connection is closed, and the caller's read raises the error
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poller = select.poll()

@@ -12,7 +12,7 @@ from outbox.sections import Section, convert, wrong_durations
 
 
 class BrokerOptions(Section, frozen=True):
-    """Base of a broker's options."""
+    """Base class of a broker's options."""
 
 
 O = TypeVar("O", bound=BrokerOptions)  # noqa: E741
@@ -32,7 +32,7 @@ def read_options(kind: type[O], raw: Mapping[str, Any]) -> O:
 
 
 def problems_with(kind: type[BrokerOptions], raw: Mapping[str, Any]) -> list[Finding]:
-    """Return what `read_options` would raise, and durations that are too short or too long, with a hint."""
+    """Return the error that `read_options` would raise; if there is none, durations that are too short or too long."""
     try:
         options = convert(dict(raw), kind, "OPTIONS")
     except ConfigurationError as error:

@@ -9,11 +9,11 @@ URN = "urn:uuid:"
 
 class GroupOwner(NamedTuple):
     """
-    The outbox with a group's inbox.
+    The outbox that owns a group, because its database has the group's inbox.
 
     Args:
-        source: its stable id, without the prefix of a URN; "" where it is not known.
-        project: its project, for people; "" where it is not known.
+        source: the stable id of the outbox, without the prefix of a URN; "" if unknown.
+        project: the name of its project, for people; "" if unknown.
     """
 
     source: str
@@ -33,32 +33,32 @@ NO_OWNER = GroupOwner("", "")
 
 
 class GroupOwners:
-    """The outboxes with the inboxes of a client's groups."""
+    """The owners of the groups for which a client receives."""
 
     def __init__(self) -> None:
         self._of: dict[str, GroupOwner] = {}
 
     def set(self, group: str, owner: GroupOwner) -> None:
-        """Note in which outbox a group has its inbox."""
+        """Record the owner of a group."""
         self._of[group] = owner
 
     def get(self, group: str) -> GroupOwner:
-        """Return the outbox with a group's inbox; NO_OWNER where it is not known."""
+        """Return the owner of a group; NO_OWNER if unknown."""
         return self._of.get(group, NO_OWNER)
 
     def groups(self) -> list[str]:
-        """Return the groups whose outbox is known."""
+        """Return the groups whose owner is known."""
         return sorted(self._of)
 
 
 class OwnedByAnother(Exception):
-    """Raised when a group belongs to another outbox. Its arguments: the problem, and the remedy."""
+    """Raised if another outbox owns a group. `args` are the problem and the remedy."""
 
     def __init__(self, subject: str, group: str, theirs: GroupOwner, ours: GroupOwner, *, apart: str) -> None:
         """
         Args:
-            subject: what belongs to another one, at the beginning of a sentence.
-            apart: the server's means to keep projects apart, such as a virtual host.
+            subject: the group, or its queue, at the beginning of a sentence.
+            apart: a means of the server to separate projects, such as "a virtual host of its own".
         """
         super().__init__(
             f"{subject} belongs to {theirs}, and this is {ours}: a consumer group has its inbox in one database.",

@@ -23,26 +23,26 @@ class SendStatus(enum.StrEnum):
 
 
 class SendGuarantee(enum.StrEnum):
-    """How often the readers of a topic see a published message, whatever is killed in between."""
+    """How often readers of a topic see a published message, even if processes or servers are killed."""
 
     ONCE = "once"
-    ONCE_COMMITTED = "once if read_committed"  # uncommitted readers also see copies of transactions that were not committed
+    ONCE_COMMITTED = "once if read_committed"  # other readers also see copies in transactions that were not committed
     AT_LEAST_ONCE = "at least once"
-    UNCONFIRMED = "unconfirmed"  # perhaps never: the broker's answer proves nothing
+    UNCONFIRMED = "unconfirmed"  # possibly never, since the broker's answer proves nothing
 
 
 class Limits(msgspec.Struct, frozen=True):
     """
-    What the messages of a topic are promised, and the times that callers must respect.
+    The guarantee for the messages of a topic, and the limits that callers must respect.
 
     Args:
         guarantee: how often readers see a published message.
         send: how long a send of one batch takes if every request takes its full timeout. A lease must be longer.
-        handling: how long a delivery can be held, renewals included. None: for any time.
-        redelivery: how long after it was handled a message that `may_deliver_again` does not name may come to its group again.
-            Its inbox row must be kept as long. None: the options do not tell; then `check` compares with the server's settings.
+        handling: how long a delivery can be held, including renewals. None: without limit.
+        redelivery: how long after its handling a message may be delivered to its group again, unless `may_deliver_again` names
+            it. Its inbox row must be kept for this time. None: OPTIONS do not tell; `check` then compares the server's settings.
         check_back: the maximum age of a half message in a check-back. The rows that decide the answer must be kept longer.
-        body_bytes: the size of the largest body.
+        body_bytes: the maximum size of a body.
     """
 
     guarantee: SendGuarantee = SendGuarantee.AT_LEAST_ONCE
@@ -54,10 +54,10 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class EndSemantics(enum.StrEnum):
-    """The effect of a second end of one half message at a broker. Source: docs/explanation/half-messages.md."""
+    """The effect of a second end (commit or rollback) of a half message. Source: docs/explanation/half-messages.md."""
 
-    IDEMPOTENT = "idempotent"  # embedded: the first end wins, is remembered and returned
-    STATELESS = "stateless"  # RocketMQ: every COMMIT makes a copy, also after ROLLBACK or a discard
+    IDEMPOTENT = "idempotent"  # embedded broker: the first end is stored, and returned by later ones
+    STATELESS = "stateless"  # RocketMQ: every COMMIT makes a copy, even after ROLLBACK or a discard
 
 
 class Ended(enum.StrEnum):
@@ -74,8 +74,8 @@ class HalfStatus(enum.StrEnum):
 
     VISIBLE = "visible"  # its message has reached the topic
     HIDDEN = "hidden"  # the half message is stored, and its message is not visible: it can be ended
-    GONE = "gone"  # neither is there, and the broker keeps everything of that age: the message was never visible
-    UNPROVEN = "unproven"  # neither is there, but the broker does not keep everything of that age: nothing is proved
+    GONE = "gone"  # neither is stored, but the broker still has everything of that age: the message was never visible
+    UNPROVEN = "unproven"  # neither is stored, and the broker does not have everything of that age: nothing is proved
     UNKNOWN = "unknown"  # the broker cannot tell now
 
 
@@ -84,9 +84,9 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     A message on its way to a broker.
 
     Args:
-        token: text of the token; only on half messages.
+        token: the text by which a half message is found again; "" for other messages.
         deliver_at: the earliest time of delivery; only on topics of type delay.
-        half_id: the id of the half message, from `new_half_id`; "": the broker makes one when it stores it.
+        half_id: the id of the half message, from `new_half_id`; "": the broker creates an id.
     """
 
     message_id: str
@@ -105,9 +105,9 @@ class HalfRef(msgspec.Struct, frozen=True, gc=False):
     A reference to a half message at its broker.
 
     Args:
-        place: where the broker stores it, from `SendResult.place`. "": unknown; the broker then finds it by its id.
-        source: the stable id of the database that it was sent from. "": unknown.
-        decided_at: when that database decided to commit it, shortly after it was stored. None: unknown, or not decided.
+        place: where the broker stores it, from `SendResult.place`. "": unknown; the broker then looks for its id.
+        source: the stable id of the outbox that sent it. "": unknown.
+        decided_at: when that outbox decided to commit it, shortly after it was stored. None: unknown, or not decided.
     """
 
     topic: str
@@ -124,7 +124,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         half_id: the broker's id of the half message, after `send_halves`.
-        place: where the broker stores the half message, in a form of its own; "" where it does not need this to find it.
+        place: where the broker stores the half message, in the broker's format; "" if the broker can find it without this.
         ended: the state of the half message after `end`, which may differ from the requested one.
         reason: an explanation for operators, for every status except ACCEPTED.
     """
@@ -144,12 +144,12 @@ class Delivery(msgspec.Struct, frozen=True):
     A message delivered to a consumer group.
 
     Args:
-        receipt: identifies this delivery to the broker; another delivery of the same message has another one. `renew` may
+        receipt: identifies this delivery to the broker; another delivery of the same message has another receipt. `renew` may
             replace it.
         delivery_count: how many times it was delivered to the group, including this time.
         stored_at: when the broker made it visible.
-        queue, pos: where it is stored, in a form of the broker; another copy of the message has other values. None: unknown.
-        given_up: why the server gave it up, from `receive_given_up`; "" for all others.
+        queue, pos: where it is stored, in the broker's format; another copy of the message has other values. None: unknown.
+        given_up: why the server moved it to a dead-letter queue, if `receive_given_up` returned it; otherwise "".
     """
 
     group: str
@@ -169,11 +169,11 @@ class Delivery(msgspec.Struct, frozen=True):
 
 class Backlog(NamedTuple):
     """
-    What a consumer group has not received or not acknowledged, at its broker.
+    The numbers of messages at a broker that a consumer group has not received or not acknowledged.
 
     Args:
-        waiting: topic -> messages, those being handled included.
-        given_up: topic -> messages that the server gave up and nobody has received, where there are any.
+        waiting: topic -> number, including messages that are being handled, if the broker can count them.
+        given_up: topic -> number of messages that are in the server's dead-letter queue; topics with 0 may be missing.
     """
 
     waiting: Mapping[str, int]
@@ -186,8 +186,8 @@ class StoredCopy(msgspec.Struct, frozen=True):
 
     Args:
         state: half, visible, delayed, rolled_back or discarded.
-        asked: how often the broker has asked about the half message.
-        ended_at: when the half message was ended.
+        asked: the number of check-backs about the half message.
+        ended_at: when the half message was committed or rolled back.
     """
 
     message_id: str
@@ -199,23 +199,24 @@ class StoredCopy(msgspec.Struct, frozen=True):
     ended_at: datetime | None = None
 
 
-# Returns keys with their messages, up to a limit, after a key or from the beginning (None); the newest ones of them, the newest
-# first, if the last argument is true. None instead of a message that is gone.
+# Reads a page of messages, in the order of a key. Arguments: the key after which the page begins (None: from the beginning), the
+# maximum number of messages, and whether to return the newest messages instead, newest first. Returns each key with its message;
+# None instead of a message that is gone.
 ReadPage = Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
 
-# Messages that a consumer is still to get, in the order of a key: the name of one of them, such as "waiting message".
+# Messages that consumers have not received yet: what one of them is called, such as "waiting message", and how to read them.
 StoredList = tuple[str, ReadPage]
 
 
 class GroupPosition(msgspec.Struct, frozen=True):
     """
-    The position of a group in one part of a topic, and the wanted one.
+    The position of a group in a queue or partition of a topic, and the position to which it is to be moved.
 
     Args:
-        queue: the part, in the broker's terms.
-        pos: its next message there; None where it has not begun.
-        wanted: its next message afterwards.
-        ahead: the number of messages, at most, that it would skip; below 0: that it would be delivered again.
+        queue: the queue or partition, in the broker's terms.
+        pos: the group's next message there; None if the group has not begun to read.
+        wanted: the next message after the move.
+        ahead: the maximum number of messages that the move skips; below 0: that are delivered again.
     """
 
     topic: str
@@ -227,16 +228,16 @@ class GroupPosition(msgspec.Struct, frozen=True):
 
 class ServerResource(msgspec.Struct, frozen=True):
     """
-    A topic, group or queue that a broker needs at its server, and what is there.
+    A topic, group or queue that a broker needs at its server, and its state there.
 
     Args:
-        kind: a word of the broker's page, such as "topic" or "marker topic".
-        wanted: the settings that it is created with, in the server's words.
+        kind: a word of the broker's documentation, such as "topic" or "marker topic".
+        wanted: the settings with which it is created, in the server's terms.
         create: creates it if it is missing, and changes nothing otherwise. Raises BrokerUnavailable.
-        is_there: None: the server did not tell; `trouble` says why.
-        differences: what exists otherwise than the topics need it, such as "2 partitions, not 4".
+        is_there: whether it exists. None: the server did not say; `trouble` says why.
+        differences: how the existing one differs from what the topics need, such as "2 partitions, not 4".
         trouble: what could not be read, and what to do about it.
-        place: the node that it is on, where each node has its own.
+        place: the node that has it, if each node has a separate one; otherwise "".
     """
 
     kind: str

@@ -10,8 +10,8 @@ from outbox.errors import UnknownTopic
 from outbox.findings import Finding, weak
 from outbox.message import TopicSpec, TopicType
 
-TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="The time in which it may be ended was over before the end was sent.")
-"""The result of an end that was not sent because of `within`."""
+TOO_LATE = SendResult(SendStatus.UNAVAILABLE, reason="Not sent, since the time in which the half message may be ended was over.")
+"""The result of a COMMIT or ROLLBACK that was not sent because of `within`."""
 
 
 def validate(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: bool, max_body_bytes: int) -> SendResult | None:
@@ -20,8 +20,8 @@ def validate(message: Outgoing, topics: Mapping[str, TopicSpec], *, is_half: boo
     if topic is None:
         return _misconfigured(f"There is no topic {message.topic!r} here. Create it, or correct the name.")
     if is_half is not (topic.type is TopicType.TRANSACTION):
-        way = "half messages only" if topic.type is TopicType.TRANSACTION else "no half messages"
-        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: it takes {way}.")
+        accepted = "half messages only" if topic.type is TopicType.TRANSACTION else "no half messages"
+        return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: it takes {accepted}.")
     if message.deliver_at is not None and topic.type is not TopicType.DELAY:
         return _misconfigured(f"Topic {topic.name!r} is of type {topic.type}: only a topic of type delay takes a delivery time.")
     if topic.type is TopicType.FIFO and not message.key:
@@ -74,13 +74,13 @@ def _misconfigured(reason: str) -> SendResult:
 
 def problem_of_retention(subject: str, kept: timedelta, remembered: timedelta, remedy: str) -> Finding | None:
     """
-    Return a problem if messages may come again when their inbox rows are deleted.
+    Return a problem if messages may be delivered again after their inbox rows were deleted.
 
     Args:
-        subject: what keeps the messages, and how long.
-        kept: how long a message may come again after it was handled.
+        subject: a main clause that says what keeps the messages, and for how long.
+        kept: how long after its handling a message may be delivered again.
         remembered: how long inbox rows are kept.
-        remedy: what to do instead of keeping them longer.
+        remedy: an alternative to keeping inbox rows longer, as an imperative.
     """
     if kept <= remembered:
         return None

@@ -15,9 +15,9 @@ from outbox.brokers.capabilities import GivesUp
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request
-from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.message import TopicType
 from project.servers.remoting import exchange, query
 from tests.contracts.real_time import SCALE, RealTimeHarness, sooner
@@ -117,17 +117,17 @@ class RocketMQHarness(RealTimeHarness):
 
     @contextmanager
     def lose_ends(self, broker: Broker, *, arrive: bool) -> Iterator[None]:
-        ask = Ports.ask
+        ask = RemotingClient.ask
 
-        async def ask_unheard(ports: Ports, place: str, request: Request) -> RemotingAnswer:
+        async def ask_unheard(remoting: RemotingClient, place: str, request: Request) -> RemotingAnswer:
             if request.code != requests.END_TRANSACTION:
-                return await ask(ports, place, request)
+                return await ask(remoting, place, request)
             if arrive:
-                await ask(ports, place, request)
+                await ask(remoting, place, request)
             raise NoAnswer("The connection was lost.")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ports, "ask", ask_unheard)
+            patch.setattr(RemotingClient, "ask", ask_unheard)
             yield
 
     def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:

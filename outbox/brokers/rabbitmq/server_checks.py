@@ -26,7 +26,7 @@ from outbox.brokers.rabbitmq.options import RabbitMQOptions, addresses
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerUnavailable
-from outbox.findings import Finding, away, misconfigured, weak
+from outbox.findings import Finding, misconfigured, unavailable, weak
 from outbox.message import TopicSpec
 
 MIN_VERSION = (3, 10)
@@ -183,7 +183,7 @@ class ServerChecks:
     def _problems_of_publishing(self) -> list[Finding]:
         """Publish to where no queue is bound, which shows permissions and alarms."""
         try:
-            return [] if self._is_returned() else [away(ALARM, ALARM_HINT)]
+            return [] if self._is_returned() else [unavailable(ALARM, ALARM_HINT)]
         except AccessRefused as error:
             return [self._permissions.problem("The default exchange", error)]
 

@@ -34,29 +34,29 @@ from outbox.brokers.rocketmq.broker_checks import problems_of_brokers, problems_
 from outbox.brokers.rocketmq.check_backs import CheckBackListener
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import half_id
+from outbox.brokers.rocketmq.dead_letters import DeadLetterReader
 from outbox.brokers.rocketmq.errors import StatusError
-from outbox.brokers.rocketmq.given_up import GivenUpReader
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions, problems
-from outbox.brokers.rocketmq.owners import UNANSWERED, RocketMQOwners
-from outbox.brokers.rocketmq.port_half_sender import PortHalfSender
-from outbox.brokers.rocketmq.port_sender import PortSender, wrong_type
+from outbox.brokers.rocketmq.owners import NAME_SERVER_ERRORS, RocketMQOwners
 from outbox.brokers.rocketmq.proxy_half_sender import ProxyHalfSender
 from outbox.brokers.rocketmq.receiver import RocketMQReceiver
+from outbox.brokers.rocketmq.remoting_half_sender import RemotingHalfSender
+from outbox.brokers.rocketmq.remoting_sender import RemotingSender, wrong_type
 from outbox.brokers.rocketmq.sender import SEND_SECONDS, ProxySender, RocketMQSender
-from outbox.brokers.rocketmq.settlement import ORDERED, Settlement, group_name
+from outbox.brokers.rocketmq.settlement import ORDERED_SUFFIX, Settlement, group_name
 from outbox.brokers.rocketmq.statuses import status_of
 from outbox.brokers.rocketmq.stubs import definition
 from outbox.brokers.validation import known_topic, send_valid
 from outbox.errors import BrokerCannotTell, BrokerUnavailable, UnsupportedByBroker
-from outbox.findings import Finding, away, misconfigured
+from outbox.findings import Finding, misconfigured, unavailable
 from outbox.message import Half, Resolution, TopicType
 
-SUBSCRIBE = "Subscribe to it with a consumer group of your own."
+SUBSCRIBE = "Subscribe to the topic with a consumer group of your own."
 
 
 class RocketMQInterface(BrokerInterface, frozen=True):
-    """How other programs read RocketMQ's messages."""
+    """How programs without the outbox read messages from RocketMQ."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -65,8 +65,9 @@ class RocketMQInterface(BrokerInterface, frozen=True):
 
 class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     """
-    Connects to the gRPC proxy of a RocketMQ 5 cluster, and to its brokers' own ports.
+    Connects to the gRPC proxy of a RocketMQ 5 cluster and, for what the proxy does not offer, directly to the brokers.
 
+    The brokers speak the remoting protocol, at port 10911. To end a half message is to commit it or roll it back.
     docs/brokers/rocketmq.md describes the guarantees.
 
     Args:
@@ -80,7 +81,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     is_thread_safe: ClassVar[bool] = True  # all threads share one event loop with its connections
     supports_order: ClassVar[bool] = True
     supports_delay: ClassVar[bool] = True
-    max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is one day; its clock may differ from ours
+    max_delay = timedelta(hours=24) - timedelta(minutes=5)  # the server's limit is one day; its clock may differ from this one
 
     def __init__(
         self,
@@ -95,44 +96,49 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         self._settings = read_options(RocketMQOptions, options)
         self.commit_window = self._settings.commit_window
         self._client = RocketMQClient(self._settings, now, self.topics)
-        proxies = ProxySender(self._client, clock, now)
-        ports = PortSender(self._client, clock, now)
-        self._sender = RocketMQSender(proxies, ports, clock)
+        proxy_sender = ProxySender(self._client, clock, now)
+        remoting_sender = RemotingSender(self._client, clock, now)
+        self._sender = RocketMQSender(proxy_sender, remoting_sender, clock)
         self._half_lookup = HalfLookup(self._client)
-        self.confirms_ends = not self._settings.unconfirmed_ends  # a broker's own port has answered, and not a proxy
-        self._halves = PortHalfSender(ports, self._half_lookup, clock) if self.confirms_ends else ProxyHalfSender(proxies, clock)
+        self.confirms_ends = not self._settings.unconfirmed_ends  # only a broker's answer confirms an end; a proxy's does not
+        self._halves = (
+            RemotingHalfSender(remoting_sender, self._half_lookup, clock)
+            if self.confirms_ends
+            else ProxyHalfSender(proxy_sender, clock)
+        )
         self._settlement = Settlement(self._client, self.topics)
         self._receiver = RocketMQReceiver(self._client, self.topics, self._settlement)
-        self._given_up = GivenUpReader(self._client, clock)
+        self._dead_letters = DeadLetterReader(self._client, clock)
         self._owners = RocketMQOwners(self._client, clock)
         self._stopped = threading.Event()
         self._listener: CheckBackListener | None = None
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return what is wrong with the OPTIONS, else what is missing there for half messages: the brokers' own ports."""
+        """Return problems of OPTIONS. If there are none, report transaction topics whose OPTIONS lacks the brokers' addresses."""
         return problems(options) or problems_of_topics(read_options(RocketMQOptions, options), topics)
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """
-        Return that there may be rare copies; with UNCONFIRMED_ENDS, that nothing confirms the commit of a half message.
+        Return the limits: at least once, so a message may occasionally be stored twice.
 
-        A send may query a route before the last message.
+        With UNCONFIRMED_ENDS, nothing confirms the commit of a half message, so topics of type transaction are UNCONFIRMED.
         """
         settings = read_options(RocketMQOptions, options)
         is_unconfirmed = topic.type is TopicType.TRANSACTION and settings.unconfirmed_ends
         return Limits(
             SendGuarantee.UNCONFIRMED if is_unconfirmed else SendGuarantee.AT_LEAST_ONCE,
+            # The last message may start just before SEND_SECONDS are over, and take two requests: its route and itself.
             send=timedelta(seconds=SEND_SECONDS) + 2 * settings.request_timeout,
             check_back=settings.check_horizon,
         )
 
     def check(self) -> list[Finding]:
         """
-        Return what is wrong with the options, the topics on the server, its brokers and its consumer groups.
+        Return the problems of the options, the topics on the server, the brokers and their consumer groups.
 
-        Brokers and consumer groups are checked only if OPTIONS name the brokers' own ports.
+        Brokers and consumer groups are checked only if OPTIONS has NAME_SERVERS or BROKER_ADDRESSES.
         """
         if findings := problems(self.options):
             return findings
@@ -142,12 +148,18 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return [*findings, *self._client.run(problems_of_brokers(self._client, list(self.topics.values())))]
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
-        """Return topics and groups, on each broker that is known. Raises BrokerCannotTell if OPTIONS name no brokers' ports."""
-        self._require_ports("Listing topics and groups")
+        """
+        Return topics and groups, as each known broker has them.
+
+        Raises:
+            BrokerCannotTell: OPTIONS has neither NAME_SERVERS nor BROKER_ADDRESSES.
+            BrokerUnavailable: a broker, or every name server, does not answer.
+        """
+        self._require_remoting("Listing topics and groups")
         return self._client.run(resources.list_resources(self._client, list(self.topics.values()), readers))
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send each message once. RocketMQ does not deduplicate: a message with a known id is stored as another one."""
+        """Send each message once. RocketMQ does not deduplicate: a message that is sent again with its id is stored again."""
         return send_valid(self, messages, lambda valid: self._sender.send(valid, self._specs_of(valid)))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -158,7 +170,7 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return half_id(message_id)
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
-        """Commit or roll back half messages by their places. Those without a place are looked up by their ids."""
+        """Commit or roll back half messages at their places in the brokers' logs. An unknown place is looked up by the id."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         return self._halves.end(halves, resolution, within)
@@ -185,73 +197,85 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def interrupt(self) -> None:
-        """End the wait of the current `receive`, whose request the server keeps open for at least 5 s."""
+        """
+        End the wait of the current `receive` and of all later ones.
+
+        The server keeps a request without messages open for at least 5 s, so a consumer could otherwise not stop sooner.
+        """
         self._stopped.set()
         self._receiver.interrupt()
 
     def set_owner(
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
-        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they are restarted."""
+        """
+        Record the outbox (source) and project that own the group; with `take_over`, also on the name servers. See `owners.py`.
+
+        Running consumers of the old owner continue to receive until they are restarted.
+        """
         self._owners.set(group, GroupOwner.of(source, project))
         try:
             if take_over:
                 self._owners.take_over(group)
-        except UNANSWERED as error:
+        except NAME_SERVER_ERRORS as error:
             raise BrokerUnavailable(
                 f"Not all name servers have stored the new owner of group {group!r}: {error}.",
-                hint="Start them, or correct NAME_SERVERS, and take the group over again: "
-                "those that have not may name the old owner.",
+                hint="Start them, or correct NAME_SERVERS, and take the group over again. "
+                "Name servers that missed the change may still report the old owner.",
             ) from error
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Renew deliveries for at most 12 hours. The server answers with new receipts; only the newest one is valid."""
+        """Renew deliveries, for at most 12 hours. The server replaces the receipt of each; only the newest one is valid."""
         return self._settlement.renew(deliveries, invisible_for)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
         if given_up := [delivery for delivery in deliveries if delivery.given_up]:
-            self._given_up.ack(given_up)
+            self._dead_letters.ack(given_up)
         answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.given_up]))
         return [bool(delivery.given_up) or next(answers) for delivery in deliveries]
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
-        """Receive messages that the server gave up, if OPTIONS name the brokers' own ports."""
-        if not (self._client.ports.are_known and self._owners.may_receive(group)):
+        """Receive from the server's dead-letter queues. Nothing if OPTIONS has neither NAME_SERVERS nor BROKER_ADDRESSES."""
+        if not (self._client.remoting.is_configured and self._owners.may_receive(group)):
             return []
         server_groups = {group_name(group, known_topic(self.topics, topic)) for topic in topics}
-        return self._given_up.receive(group, server_groups, topics, limit)
+        return self._dead_letters.receive(group, server_groups, topics, limit)
 
     def backlog(self, group: str) -> Backlog:
-        """Count the messages that can be delivered now, and read those that the server gave up. Raises as `list_resources`."""
-        self._require_ports("backlog()")
+        """
+        Count the messages that can be delivered now, and those in the server's dead-letter queues.
+
+        Raises the same errors as `list_resources`.
+        """
+        self._require_remoting("backlog()")
         server_groups = {name: group_name(group, topic) for name, topic in self.topics.items()}
-        read = {
+        topics_by_group = {
             server_group: self._client.run(lookup.topics_read_by(self._client, server_group))
             for server_group in set(server_groups.values())
         }
         waiting = {
             name: self._client.run(lookup.backlog(self._client, server_group, name))
             for name, server_group in server_groups.items()
-            if name in read[server_group]
+            if name in topics_by_group[server_group]
         }
-        return Backlog(waiting, self._given_up.count(set(server_groups.values()), self.topics))
+        return Backlog(waiting, self._dead_letters.count(set(server_groups.values()), self.topics))
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
-        """Refuse, and name the command that deletes a group with all its topics."""
+        """Raise UnsupportedByBroker, whose hint has the command that deletes a group for all its topics."""
         raise UnsupportedByBroker(
-            "On RocketMQ, what waits for a group expires with the server's log.",
-            hint="Its own tool drops it at once, for all topics of "
-            f"the group: mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED}.",
+            "The outbox cannot drop the messages that wait for a group on RocketMQ; they expire with the server's log.",
+            hint="To drop them at once, for all topics of the group, run "
+            f"mqadmin deleteSubGroup -n NAME_SERVER -c CLUSTER -g {group} -r true, and the same for {group}{ORDERED_SUFFIX}.",
         )
 
     def find(self, message_id: str) -> list[StoredCopy]:
-        """Return the stored copies of a message, found by key."""
-        if not self._client.ports.are_known:
+        """Return the stored copies of a message; none if OPTIONS has neither NAME_SERVERS nor BROKER_ADDRESSES."""
+        if not self._client.remoting.is_configured:
             return []
         return self._client.run(lookup.find(self._client, self.topics, message_id))
 
     def close(self) -> None:
-        """Close all connections and hand back what was received."""
+        """Return messages to the server that `receive` has fetched but not returned yet, and close all connections."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -264,13 +288,13 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
                 self._owners.require(group)
             except OwnedByAnother as error:
                 yield misconfigured(*error.args)
-            except UNANSWERED as error:
-                yield away(f"The name servers do not tell the owner of group {group!r}: {error}.", "Correct NAME_SERVERS.")
+            except NAME_SERVER_ERRORS as error:
+                yield unavailable(f"The name servers did not say who owns group {group!r}: {error}.", "Correct NAME_SERVERS.")
 
-    def _require_ports(self, what: str) -> None:
-        if not self._client.ports.are_known:
+    def _require_remoting(self, caller: str) -> None:
+        if not self._client.remoting.is_configured:
             raise BrokerCannotTell(
-                f'{what} needs OPTIONS["NAME_SERVERS"] (host:9876), to connect to the brokers\' own ports (10911).'
+                f'{caller} needs OPTIONS["NAME_SERVERS"] (host:9876), to connect to the brokers\' remoting ports (10911).'
             )
 
     def _specs_of(self, messages: Sequence[Outgoing]) -> list[TopicSpec]:
@@ -288,6 +312,6 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
             kinds = sorted({definition.MessageType.Name(kind) for queue in queues for kind in queue.proto.accept_message_types})
             return misconfigured(
                 f"Topic {topic.name!r} has type {topic.type} in settings, but accepts {kinds} on the server.",
-                "A topic keeps its type. Correct TYPE, or give the topic another name.",
+                "The type of an existing topic cannot be changed. Correct TYPE, or give the topic another name.",
             )
         return None

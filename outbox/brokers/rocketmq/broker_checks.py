@@ -1,4 +1,4 @@
-"""Checks of the brokers' settings, clocks and permissions at their own ports, for `Broker.check()`."""
+"""Checks of the brokers' settings, clocks and permissions, for `Broker.check()`; they use the remoting protocol."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingErro
 from outbox.brokers.rocketmq.settlement import MAX_INVISIBLE
 from outbox.brokers.validation import problem_of_retention
 from outbox.errors import BrokerUnavailable
-from outbox.findings import Finding, away, misconfigured, risky_option, weak, wrong_option
+from outbox.findings import Finding, misconfigured, risky_option, unavailable, weak, wrong_option
 from outbox.message import TopicSpec, TopicType
 
 MAX_BATCH_INTERVAL = timedelta(seconds=1)
 CLEAN_UP_INTERVAL = timedelta(days=1)  # deleteWhen is an hour of the day
 MAX_CLOCK_DIFFERENCE = timedelta(seconds=3)  # the broker reports its time in whole seconds
 
-NOWHERE = 2**62  # an offset beyond the end of any log
+NOWHERE = 2**62  # an offset beyond the end of any log, so that a request with it has no effect
 
 RUNTIME = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
-NO_PORTS = (
-    "half messages are sent and ended at the brokers' own ports, whose answers prove that an end took effect, but OPTIONS has "
-    "neither NAME_SERVERS nor BROKER_ADDRESSES."
+NO_ADDRESSES = (
+    "half messages are committed and rolled back at the brokers' remoting ports, whose answers prove that this took effect, but "
+    "OPTIONS has neither NAME_SERVERS nor BROKER_ADDRESSES."
 )
-NO_PORTS_HINT = (
+NO_ADDRESSES_HINT = (
     'Set OPTIONS["NAME_SERVERS"], for example to ["namesrv:9876"]. If only a proxy can be reached, set UNCONFIRMED_ENDS=True; '
     "messages can be lost then."
 )
@@ -43,58 +43,58 @@ UNCONFIRMED = (
 
 
 def problems_of_topics(options: RocketMQOptions, topics: Sequence[TopicSpec]) -> list[Finding]:
-    """Return what is missing in OPTIONS for topics of type transaction, or risky for them."""
+    """Return an error if OPTIONS lacks what topics of type transaction need, or a warning if it can lose their messages."""
     two_phase = ", ".join(sorted(topic.name for topic in topics if topic.type is TopicType.TRANSACTION))
     if not two_phase:
         return []
     if options.unconfirmed_ends:
-        return [risky_option(f"Topics of type transaction ({two_phase}): {UNCONFIRMED}", NO_PORTS_HINT)]
+        return [risky_option(f"Topics of type transaction ({two_phase}): {UNCONFIRMED}", NO_ADDRESSES_HINT)]
     if not (options.name_servers or options.broker_addresses):
-        return [wrong_option(f"Topics of type transaction ({two_phase}): {NO_PORTS}", NO_PORTS_HINT)]
+        return [wrong_option(f"Topics of type transaction ({two_phase}): {NO_ADDRESSES}", NO_ADDRESSES_HINT)]
     return []
 
 
 async def problems_of_brokers(client: RocketMQClient, topics: Sequence[TopicSpec]) -> list[Finding]:
-    """Return what is wrong with each broker of our topics: its settings, its clock, our permissions, its consumer groups."""
-    if client.options.unconfirmed_ends or not client.ports.are_known:
+    """Return the problems of each broker that has one of the topics: settings, clock, permissions and consumer groups."""
+    if client.options.unconfirmed_ends or not client.remoting.is_configured:
         return []
     problems: list[Finding] = []
-    served: dict[str, list[TopicSpec]] = {}  # host:port -> the topics that are there
+    served: dict[str, list[TopicSpec]] = {}  # host:port of a broker -> its topics
     for topic in topics:
         try:
-            addresses = await client.ports.addresses(topic.name)
+            addresses = await client.remoting.addresses(topic.name)
         except ConnectionError as error:
-            return [away(str(error), "Correct NAME_SERVERS, or allow connections to the port.")]
+            return [unavailable(str(error), "Correct NAME_SERVERS, or allow connections to the port.")]
         for address in addresses.values():
             served.setdefault(address, []).append(topic)
-    for address, there in served.items():
-        problems += await _problems_of(client, address, there)
+    for address, served_topics in served.items():
+        problems += await _problems_of(client, address, served_topics)
     return problems
 
 
 async def _problems_of(client: RocketMQClient, address: str, topics: Sequence[TopicSpec]) -> list[Finding]:
     try:
-        config = (await client.ports.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
+        config = (await client.remoting.ask(address, Request(requests.GET_BROKER_CONFIG))).checked()
         settings = _settings(config.body.decode())
         asked_at = time.time()
-        runtime = (await client.ports.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
+        runtime = (await client.remoting.ask(address, Request(requests.GET_RUNTIME_INFO))).checked()
         clock = _clock(json.loads(runtime.body)["table"])
         problems = [*problems_of_settings(address, client.options, settings), *problems_of_clock(address, clock - asked_at)]
         problems += problems_of_retention(address, settings, topics)
         two_phase = [topic.name for topic in topics if topic.type is TopicType.TRANSACTION]
-        for request, need in _needed(two_phase[-1]) if two_phase else ():
-            problems += _problem_of_a_right(address, need, await client.ports.ask(address, request))
+        for request, permission in _probes(two_phase[-1]) if two_phase else ():
+            problems += _permission_problem(address, permission, await client.remoting.ask(address, request))
         problems += await problems_of_groups(client, address, topics)
     except (ConnectionError, RemotingError) as error:
         hint = (
             "Correct NAME_SERVERS or BROKER_ADDRESSES, allow connections to the port, or grant ACCESS_KEY permissions (ACL 2.0)."
         )
-        return [away(f"Broker {address} cannot be checked: {error}.", hint)]
+        return [unavailable(f"Broker {address} cannot be checked: {error}.", hint)]
     return problems
 
 
 def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Return which settings of a broker contradict OPTIONS, or can lose or duplicate messages."""
+    """Yield a problem for each setting of a broker that contradicts OPTIONS, or can lose or duplicate messages."""
     timeout, interval, batch = (
         timedelta(milliseconds=int(settings[name]))
         for name in ("transactionTimeOut", "transactionCheckInterval", "transactionOpBatchInterval")
@@ -109,13 +109,13 @@ def problems_of_settings(broker: str, options: RocketMQOptions, settings: Mappin
     if options.check_horizon <= horizon:
         yield misconfigured(
             f"Broker {broker} sends check-backs for {horizon} (transactionTimeOut + transactionCheckMax x "
-            f"transactionCheckInterval), but CHECK_HORIZON is {options.check_horizon}: rows may be pruned that an answer needs.",
+            f"transactionCheckInterval), but CHECK_HORIZON is {options.check_horizon}: rows that an answer needs may be pruned.",
             f"Set CHECK_HORIZON to more than {horizon}.",
         )
     if batch > MAX_BATCH_INTERVAL and int(settings["transactionOpMsgMaxSize"]) > 1:
         yield weak(
-            f"Broker {broker} records ends of half messages only every {batch} (transactionOpBatchInterval), and meanwhile asks "
-            "about committed ones.",
+            f"Broker {broker} records commits of half messages only every {batch} (transactionOpBatchInterval), and meanwhile "
+            "asks about committed ones.",
             "Set transactionOpMsgMaxSize=1 and transactionOpBatchInterval=3600000, so that it records them at once.",
         )
     yield from _problems_of_the_store(broker, settings)
@@ -134,14 +134,14 @@ def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator
         )
     if settings.get("messageIndexEnable") == "false":
         yield misconfigured(
-            f"Broker {broker} has no message index (messageIndexEnable=false): half messages whose end was not answered are "
-            "looked up by reading queues, and check-backs make duplicates.",
+            f"Broker {broker} has no message index (messageIndexEnable=false): half messages whose commit was not "
+            "answered are looked up by reading queues, and check-backs make duplicates.",
             "Set messageIndexEnable=true.",
         )
     elif settings.get("messageIndexSafe") == "false":
         yield weak(
             f"Broker {broker} loses part of its message index when it is killed (messageIndexSafe=false): half messages whose "
-            "end was not answered are then looked up by reading queues, and check-backs may make duplicates.",
+            "commit was not answered are then looked up by reading queues, and check-backs may make duplicates.",
             "Set messageIndexSafe=true.",
         )
     if settings.get("flushDiskType") == "ASYNC_FLUSH" and settings.get("brokerRole") == "ASYNC_MASTER":
@@ -153,7 +153,7 @@ def _problems_of_the_store(broker: str, settings: Mapping[str, str]) -> Iterator
 
 
 def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequence[TopicSpec]) -> Iterator[Finding]:
-    """Return a problem if a broker keeps messages longer than their inbox rows are kept."""
+    """Yield a problem if a broker may keep messages longer than the inbox rows that recognize a second delivery are kept."""
     hours = int(settings["fileReservedTime"])
     needed = timedelta(hours=hours) + CLEAN_UP_INTERVAL + MAX_INVISIBLE
     for remembered in {topic.remembered for topic in topics}:
@@ -163,32 +163,35 @@ def problems_of_retention(broker: str, settings: Mapping[str, str], topics: Sequ
             yield problem
 
 
-def _needed(topic: str) -> list[tuple[Request, str]]:
+def _probes(topic: str) -> list[tuple[Request, str]]:
     """Return requests without an effect, each with the permission that it needs."""
     return [
         (requests.end(topic, "", NOWHERE, NOWHERE, requests.ROLLBACK_TYPE), f"Pub on Topic:{topic}, to end half messages"),
         (requests.query(topic, "-"), f"Sub on Topic:{topic}, to look messages up"),
         (requests.query(HALVES, "-"), f"Sub on Topic:{HALVES}, to look half messages up"),
-        (requests.pull(HALVES, 0, 0), f"Sub on Topic:{HALVES} and Group:{requests.READER}, to read what is missing in the index"),
+        (
+            requests.pull(HALVES, 0, 0),
+            f"Sub on Topic:{HALVES} and Group:{requests.READER}, to read messages that the index lacks",
+        ),
     ]
 
 
-def _problem_of_a_right(broker: str, need: str, answer: RemotingAnswer) -> Iterator[Finding]:
+def _permission_problem(broker: str, permission: str, answer: RemotingAnswer) -> Iterator[Finding]:
     if answer.code == requests.NO_PERMISSION:
         yield misconfigured(
-            f"Broker {broker} denies ACCESS_KEY a permission: {need}. Its answer: {answer.text}",
-            "Grant it (ACL 2.0). Without it no message is lost, but half messages whose end was not answered stay unsettled.",
+            f"Broker {broker} denies ACCESS_KEY a permission: {permission}. Its answer: {answer.text}",
+            "Grant it (ACL 2.0). Without it no message is lost, but batches whose commit was not answered stay PREPARED.",
         )
 
 
 def problems_of_clock(broker: str, ahead_seconds: float) -> Iterator[Finding]:
-    """Return a problem if a broker's clock differs from ours."""
+    """Yield a problem if a broker's clock differs from this machine's."""
     if abs(ahead_seconds) > MAX_CLOCK_DIFFERENCE.total_seconds():
         yield Finding(
             "outbox.clock",
             "",
-            f"The clocks of broker {broker} and of this machine differ by {abs(ahead_seconds):.0f} s: the broker asks about half "
-            "messages too early, which makes duplicates.",
+            f"The clocks of broker {broker} and of this machine differ by {abs(ahead_seconds):.0f} s, so the broker asks about "
+            "half messages too early, which makes duplicates.",
             "Synchronize both clocks with NTP.",
         )
 
@@ -198,11 +201,12 @@ def _settings(text: str) -> dict[str, str]:
 
 
 def _clock(runtime: Mapping[str, str]) -> float:
-    """Return the time of a broker's clock, calculated from its start and its uptime."""
+    """Return the time of a broker's clock, in seconds since 1970: the sum of its start time and its uptime."""
     match = RUNTIME.search(runtime["runtime"])
     if match is None:
         raise BrokerUnavailable(
-            f"A broker tells its uptime as {runtime['runtime']!r}.", hint="Use a version of RocketMQ that is supported."
+            f"A broker reports its uptime as {runtime['runtime']!r}, which cannot be parsed.",
+            hint="Use a supported version of RocketMQ.",
         )
     days, hours, minutes, seconds = map(int, match.groups())
     running = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)

@@ -1,8 +1,8 @@
 """
-Answers the server's check-backs, which come on the session's stream to any producer that announced the topic.
+Answers the server's check-backs, which a proxy sends to any producer that announced the topic, on the stream of its session.
 
-An exception of `ask` means UNKNOWN. UNKNOWN is not sent: the server asks again by itself. Each COMMIT makes a copy of the
-message; so if the message is already visible, ROLLBACK is sent, whose only effect is that the check-backs end.
+An exception of `ask` counts as UNKNOWN. UNKNOWN is not sent, because the server asks again by itself. Each COMMIT makes a copy of
+the message. So if the message is already visible, ROLLBACK is sent, whose only effect is that the server stops asking.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from outbox.message import Half, Resolution
 
 logger = get_logger(__name__)
 
-THREADS = 4  # answer check-backs concurrently
-DISCOVERY_SECONDS = 2.0  # between attempts, until the proxies of every topic are known
+THREADS = 4  # the maximum number of check-backs that are answered at once
+DISCOVERY_SECONDS = 2.0  # the interval of route queries while the proxies of a topic are unknown
 
 Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
@@ -48,14 +48,14 @@ class CheckBackListener:
         self._half_lookup = half_lookup
         self._note_sent = note_sent
         self._sessions: dict[str, Session] = {}
-        self._answering: dict[str, asyncio.Task[None]] = {}
-        self._troubles: dict[str, str] = {}
+        self._answers: dict[str, asyncio.Task[None]] = {}  # half id -> the task that answers a check-back about it
+        self._troubles: dict[str, str] = {}  # topic -> why its route is unknown
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="outbox-check-back")
-        self._finder = asyncio.run_coroutine_threadsafe(self._find_proxies(), client.loop())
+        self._discovery = asyncio.run_coroutine_threadsafe(self._find_proxies(), client.loop())
 
     def close(self) -> None:
-        """Stop listening. Check-backs that are being answered are dropped; the server asks again."""
-        self._finder.cancel()
+        """Stop listening. Answers in progress are dropped, and the server asks again."""
+        self._discovery.cancel()
         for session in self._sessions.values():
             self._client.loop().call_soon_threadsafe(session.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -92,14 +92,14 @@ class CheckBackListener:
         return Session(self._client, endpoint, settings, heartbeat, self._on_command)
 
     def _on_command(self, endpoint: Endpoint, command: Any) -> None:
-        """Answer a check-back, unless one about the same half message is being answered: two COMMITs would make two copies."""
+        """Answer a check-back, unless an earlier one about its half message is being answered: two COMMITs make two copies."""
         if not command.HasField("recover_orphaned_transaction_command"):
             return
         question = command.recover_orphaned_transaction_command
         half_id = question.message.system_properties.message_id
-        if half_id not in self._answering:
-            self._answering[half_id] = asyncio.get_running_loop().create_task(self._answer(endpoint, question))
-            self._answering[half_id].add_done_callback(lambda _: self._answering.pop(half_id, None))
+        if half_id not in self._answers:
+            self._answers[half_id] = asyncio.get_running_loop().create_task(self._answer(endpoint, question))
+            self._answers[half_id].add_done_callback(lambda _: self._answers.pop(half_id, None))
 
     async def _answer(self, endpoint: Endpoint, question: Any) -> None:
         try:
@@ -131,19 +131,21 @@ class CheckBackListener:
             )
 
     async def _is_visible(self, half: Half) -> bool:
-        """Return whether the message is in its topic. False if that is not known: a duplicate is better than a loss."""
+        """Return whether the message is in its topic; False if that is unknown, since a duplicate is better than a loss."""
         try:
             return await self._half_lookup.is_visible(half.topic, half.half_id)
         except (ConnectionError, RemotingError) as error:
-            logger.info("Message %s cannot be looked up before its COMMIT: %s", half.message_id, error)
+            logger.info(
+                "Message %s may be duplicated, since it cannot be looked up before its COMMIT: %s", half.message_id, error
+            )
             return False
 
     def _check_clock(self, half: Half, ahead: float) -> None:
-        """Log that a sender's clock is wrong, so that the server asks about half messages before their ends arrive."""
+        """Log an error if a sender's clock is wrong: the server then asks about half messages before they can be ended."""
         if half.token and abs(ahead) > BORN_EARLIER_SECONDS:
             logger.error(
-                "The clock of a relay was %.1f s %s a RocketMQ broker's when it sent message %s: half messages are asked about "
-                "too early, which makes duplicates. Synchronize both clocks with NTP.",
+                "The clock of a relay was %.1f s %s a RocketMQ broker's when it sent message %s, so the broker asks about half "
+                "messages too early, which makes duplicates. Synchronize both clocks with NTP.",
                 abs(ahead),
                 "ahead of" if ahead > 0 else "behind",
                 half.message_id,

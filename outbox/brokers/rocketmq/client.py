@@ -1,5 +1,5 @@
 """
-The client: an event loop in a thread of its own, a gRPC channel per proxy, a connection per broker, and the routes of topics.
+The client: an event loop in a dedicated thread, a gRPC channel per proxy, a connection per broker, and the routes of topics.
 
 Each `RocketMQBroker` has its own client, created after any fork, because gRPC's threads do not survive one.
 """
@@ -28,9 +28,9 @@ from outbox.brokers.rocketmq import loops
 from outbox.brokers.rocketmq.endpoints import Endpoint, Queue
 from outbox.brokers.rocketmq.errors import StatusError
 from outbox.brokers.rocketmq.options import RocketMQOptions
+from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.connection import NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
-from outbox.brokers.rocketmq.remoting.ports import Ports
 from outbox.brokers.rocketmq.routes import Routes
 from outbox.brokers.rocketmq.statuses import NO_BROKERS
 from outbox.brokers.rocketmq.stubs import Code, MessagingServiceStub, definition, service
@@ -39,7 +39,8 @@ from outbox.errors import BrokerUnavailable
 I = TypeVar("I")  # noqa: E741
 T = TypeVar("T")
 
-# No retries by gRPC: each would store another half message. Reconnect within a second after an outage, not within minutes.
+# gRPC must not retry, since each retry would store another half message. After an outage, it reconnects within a second
+# instead of minutes.
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.max_send_message_length", -1),
@@ -50,7 +51,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
-GRACE_SECONDS = 30.0  # for calls in progress on a channel that is being replaced; no call of ours takes longer
+GRACE_SECONDS = 30.0  # how long calls in progress may continue on a channel that is being replaced
 
 CLIENT_VERSION = version("rocketmq-python-client")
 
@@ -61,7 +62,7 @@ class RocketMQClient:
 
     Args:
         now: returns seconds since 1970, for signatures.
-        topics: the broker's topics in settings.
+        topics: the names of the broker's topics in settings.
     """
 
     def __init__(self, options: RocketMQOptions, now: Callable[[], float] = time.time, topics: Iterable[str] = ()) -> None:
@@ -75,12 +76,12 @@ class RocketMQClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self.routes = Routes(self._ask_for_route)
-        self.ports = Ports(options)
+        self.remoting = RemotingClient(options)
         self._stubs: dict[str, tuple[Any, Any]] = {}  # target -> channel, stub
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._turns = itertools.count()
-        self._signed: dict[str, tuple[int, grpc.aio.Metadata]] = {}
+        self._indexes = itertools.count()
+        self._metadata: dict[str, tuple[int, grpc.aio.Metadata]] = {}  # role -> second of the signature, signed metadata
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """
@@ -90,7 +91,7 @@ class RocketMQClient:
             BrokerUnavailable: the client is closed, or was closed during the call.
         """
         try:
-            with self._lock:  # after a close, another client may own the loop
+            with self._lock:  # a concurrent `close` would release the loop, and another client may then use it
                 running = asyncio.run_coroutine_threadsafe(work, self._open_loop())
         except BaseException:
             work.close()
@@ -103,47 +104,47 @@ class RocketMQClient:
     async def pipelined(self, items: Sequence[I], act: Callable[[I], Awaitable[T]]) -> list[T]:
         """Call a function for all items, at most IN_FLIGHT at the same time. Return the results in order."""
         results: dict[int, T] = {}
-        waiting = iter(enumerate(items))
+        remaining = iter(enumerate(items))
 
         async def work() -> None:
-            for place, item in waiting:
-                results[place] = await act(item)
+            for index, item in remaining:
+                results[index] = await act(item)
 
         await asyncio.gather(*[work() for _ in range(min(self.options.in_flight, len(items)))])
-        return [results[place] for place in range(len(items))]
+        return [results[index] for index in range(len(items))]
 
     async def brokers(self) -> list[str]:
         """
-        Return host:port of each broker that has a topic of ours.
+        Return host:port of each broker that has one of the topics.
 
         Raises:
-            NotConnected: no name server answers, or none knows a broker: a name server removes brokers that are down.
+            NotConnected: no name server answers, or none knows a broker, since name servers omit brokers that are down.
         """
         addresses: dict[str, str] = dict(self.options.broker_addresses)
         for topic in self.topics:
-            addresses |= await self.ports.addresses(topic)
-        if not addresses and not await self.ports.has_brokers():
+            addresses |= await self.remoting.addresses(topic)
+        if not addresses and not await self.remoting.has_brokers():
             raise NotConnected("No name server knows a broker.")
         return [addresses[name] for name in sorted(addresses)]
 
     async def ask_brokers(self, ask: Callable[[str], Awaitable[Sequence[T]]]) -> list[T]:
-        """Ask every broker, and return all answers. Raises BrokerUnavailable if one does not answer."""
-        rows: list[T] = []
+        """Call a function for every broker, and join its results. Raises BrokerUnavailable if a broker does not answer."""
+        results: list[T] = []
         try:
             for broker in await self.brokers():
-                rows.extend(await ask(broker))
+                results.extend(await ask(broker))
         except (ConnectionError, RemotingError) as error:
-            raise BrokerUnavailable(f"A RocketMQ broker's own port does not answer: {error}") from error
-        return rows
+            raise BrokerUnavailable(f"A RocketMQ broker does not answer at its remoting port: {error}") from error
+        return results
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background. In the loop's thread only."""
+        """Run a coroutine in the background. Call it only in the loop's thread."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself keeps weak references only
         task.add_done_callback(self._tasks.discard)
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, which is started at its first use. Raises BrokerUnavailable if the client is closed."""
+        """Return the event loop, which is started at the first call. Raises BrokerUnavailable if the client is closed."""
         with self._lock:
             return self._open_loop()
 
@@ -157,7 +158,7 @@ class RocketMQClient:
         return self._loop
 
     def stub(self, endpoint: Endpoint) -> Any:
-        """Return the gRPC stub of an endpoint. In the loop's thread only."""
+        """Return the gRPC stub of an endpoint. Call it only in the loop's thread."""
         if endpoint.target not in self._stubs:
             if self.options.tls:
                 authorities = Path(self.options.tls_ca_file).read_bytes() if self.options.tls_ca_file else None
@@ -172,7 +173,8 @@ class RocketMQClient:
         Make one call, without retries.
 
         Args:
-            role: a suffix of the client id. The proxy keeps one session per client id, and sends its commands to the newest.
+            role: a suffix of the client id: the server's group for consumers, and empty for producers. The proxy sends its
+                commands only to the newest session of a client id.
 
         Raises:
             StatusError: the status of the answer is not OK.
@@ -190,7 +192,7 @@ class RocketMQClient:
         return answer
 
     def _replace_channel(self, endpoint: Endpoint, stub: Any) -> None:
-        """Open a new channel at the next call: a dead connection may go unnoticed for minutes."""
+        """Drop a channel, so that the next call opens a new one. A dead connection may otherwise go unnoticed for minutes."""
         channel, current = self._stubs.get(endpoint.target, (None, None))
         if current is stub:
             del self._stubs[endpoint.target]
@@ -200,28 +202,28 @@ class RocketMQClient:
         """
         Ask the proxy for a topic's queues, unless the name servers know no broker.
 
-        A proxy that is asked while its broker starts caches for 20 s that there is no such topic.
+        A proxy that is asked while its broker starts would cache for 20 s that there is no such topic.
         """
-        if not await self.ports.has_brokers():
+        if not await self.remoting.has_brokers():
             raise StatusError(definition.Status(code=Code.TOPIC_NOT_FOUND, message=NO_BROKERS))
         request = service.QueryRouteRequest(topic=self.resource(topic), endpoints=self.access_point.proto)
         return Queue.all_of(await self.call(self.access_point, "QueryRoute", request))
 
     def next_index(self) -> int:
-        """Return the next number, for round robin."""
-        return next(self._turns)
+        """Return the next number of a counter, by which callers choose in turn (round robin)."""
+        return next(self._indexes)
 
     def resource(self, name: str) -> Any:
         """Return the name of a topic or group with its namespace."""
         return definition.Resource(name=name, resource_namespace=self.options.namespace)
 
     def metadata(self, role: str = "") -> grpc.aio.Metadata:
-        """Return the metadata of a request with its signature, which is renewed every second."""
+        """Return the metadata of a request. Its signature, which contains the time in seconds, is cached for that second."""
         second = int(self._now())
-        known = self._signed.get(role)
+        known = self._metadata.get(role)
         if known is None or known[0] != second:
             at = datetime.fromtimestamp(second, UTC).strftime("%Y%m%dT%H%M%SZ")
-            known = self._signed[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
+            known = self._metadata[role] = second, self._sign(at, f"{self.client_id}@{role}" if role else self.client_id)
         return known[1]
 
     def _sign(self, at: str, client_id: str) -> grpc.aio.Metadata:
@@ -261,12 +263,12 @@ class RocketMQClient:
             loops.release(loop)
 
     async def _close(self) -> None:
-        mine = asyncio.current_task()
-        others = [task for task in asyncio.all_tasks() if task is not mine]
+        this_task = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not this_task]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        self.ports.close()
+        self.remoting.close()
         for channel, _ in self._stubs.values():
             await channel.close()
         self._stubs.clear()

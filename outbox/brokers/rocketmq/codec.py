@@ -21,27 +21,28 @@ from outbox.message import Half, Header, TopicType
 
 _headers = msgspec.json.Decoder(dict[str, str])
 
-# Properties that carry what RocketMQ has no field for. Each is set only if it is needed.
+# Properties for values that RocketMQ has no field for. Each is set only if it is needed.
 KEY, TOKEN, HEADERS = "outbox-key", "outbox-token", "outbox-headers"
 
 # Separates the message id from the random part of a half id.
 HALF_MARK = "."
 
-# What RocketMQ can carry as a property: names without capitals, which are its own, and values without control characters.
+# RocketMQ can carry a header as a property if the name has no capitals, which RocketMQ reserves for its own properties, and if
+# the value has no control characters.
 PLAIN_NAME = re.compile(r"[a-z][a-z0-9._-]*")
 PLAIN_VALUE = re.compile(r"[^\x00-\x1f\x7f]+")
 PLAIN_KEY = re.compile(r"[^\x00-\x20\x7f]+")  # RocketMQ joins keys with spaces
 MAX_GROUP_BYTES = 63
 
-# The server asks about a half message once it is transactionTimeOut old by its born time, and at once if that is in the future.
-# The born time is set back by a second, so that clocks may differ by a second in either direction.
+# The server sends the first check-back when a half message's born time is transactionTimeOut ago, or at once if it is in the
+# future. So the born time is set back by a second, and the clocks may differ by a second in either direction.
 BORN_EARLIER_SECONDS = 1.0
 
-# The protocol has one flag for "compressed", and no field for the algorithm. Newer clients recognize it by the first bytes;
-# those of RocketMQ 4, and the one for C++, assume zlib.
+# The protocol has one flag for "compressed", and no field for the algorithm. Newer clients recognize the algorithm by the first
+# bytes; the clients of RocketMQ 4 and the C++ client assume zlib.
 COMPRESSION_LEVEL = 5
 GZIP_MAGIC = b"\x1f\x8b"
-MAX_DECOMPRESSED_BYTES = 4 * DEFAULT_MAX_BODY_BYTES  # a few bytes may stand for gigabytes
+MAX_DECOMPRESSED_BYTES = 4 * DEFAULT_MAX_BODY_BYTES  # a limit, since a few bytes may decompress to gigabytes
 
 TYPES = {
     TopicType.NORMAL: definition.MessageType.NORMAL,
@@ -55,7 +56,7 @@ SERVER_PROPERTY = re.compile(r"[A-Z_%]|1ST_POP_TIME$")
 
 
 def half_id(message_id: str) -> str:
-    """Return a new half id: a message may have several half messages, each with an id of its own."""
+    """Return a new half id. A message that is sent again gets another half message, so the message id alone is not unique."""
     return f"{message_id}{HALF_MARK}{uuid4().hex[:12]}"
 
 
@@ -64,6 +65,7 @@ def to_proto(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, no
     Return a message for the proxy. Its RocketMQ keys are the message id and the key, so that it can be found by either.
 
     Args:
+        wire_id: the id that RocketMQ stores: the message id, or the half id of a half message.
         now: the current time, in seconds since 1970.
         compress_above: compress bodies of more bytes; None: never.
     """
@@ -89,7 +91,7 @@ def to_proto(message: Outgoing, kind: TopicType, wire_id: str, topic: Any, *, no
 def to_remoting(
     message: Outgoing, kind: TopicType, wire_id: str, *, now: float, compress_above: int | None
 ) -> tuple[dict[str, str], bytes, int]:
-    """Return a message for a broker's own port: properties, body and system flag. Args are those of `to_proto`."""
+    """Return properties, body and system flag of a message for the remoting protocol. The arguments are those of `to_proto`."""
     is_half = kind is TopicType.TRANSACTION
     body, encoding = _compress(message.body, compress_above)
     key = message.key
@@ -98,7 +100,7 @@ def to_remoting(
     properties["KEYS"] = f"{message.message_id} {key}" if PLAIN_KEY.fullmatch(key) else message.message_id
     if message.tag:
         properties["TAGS"] = message.tag
-    properties["PGROUP"] = message.topic  # the producer group to ask about a half message; a proxy sets the same
+    properties["PGROUP"] = message.topic  # the producer group that receives check-backs; a proxy also sets the topic
     properties["__BORNHOST"] = "outbox"
     properties["BORN_TIMESTAMP"] = str(born_at(kind, now))
     if is_half:
@@ -129,27 +131,27 @@ def _compress(body: bytes, above: int | None) -> tuple[bytes, int]:
 
 
 def _decompress(body: bytes, headers: dict[str, str]) -> bytes:
-    """Return a decompressed body. One that cannot be is returned unchanged, and gets a header that says why."""
+    """Return a decompressed body. If it cannot be decompressed, return it unchanged, and add a header that says why."""
     stream = zlib.decompressobj(zlib.MAX_WBITS | 16 if body.startswith(GZIP_MAGIC) else zlib.MAX_WBITS)
-    why = f"it is cut off, or has more than {MAX_DECOMPRESSED_BYTES} bytes without compression"
+    reason = f"it is cut off, or decompresses to more than {MAX_DECOMPRESSED_BYTES} bytes"
     try:
         decompressed = stream.decompress(body, MAX_DECOMPRESSED_BYTES)
         if stream.eof:
             return decompressed
     except zlib.error as error:
-        why = f"it is neither gzip nor zlib: {error}"
-    headers[Header.UNREADABLE] = f"Its body of {len(body)} bytes is marked as compressed, but {why}."
+        reason = f"it is neither gzip nor zlib: {error}"
+    headers[Header.UNREADABLE] = f"Its body of {len(body)} bytes is marked as compressed, but {reason}."
     return body
 
 
-@lru_cache(1024)  # every message has the same few names
+@lru_cache(1024)  # most messages have the same few names
 def _is_plain_name(name: str) -> bool:
     return bool(PLAIN_NAME.fullmatch(name)) and not name.startswith("outbox-")
 
 
 def _is_plain_value(value: str) -> bool:
     if value.isascii():
-        return value != "" and value.isprintable()  # equivalent to the pattern, and faster
+        return value != "" and value.isprintable()  # for ASCII equivalent to the pattern, and faster
     return bool(PLAIN_VALUE.fullmatch(value))
 
 
@@ -168,7 +170,7 @@ def _properties(message: Outgoing) -> dict[str, str]:
 
 
 def to_delivery(message: Any, group: str) -> Delivery:
-    """Return the delivery of a message that a proxy returned."""
+    """Convert a message that was received from a proxy."""
     headers, key, _ = _read(message.user_properties)
     system = message.system_properties
     body = _body(message, headers)
@@ -176,7 +178,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
     return Delivery(
         group=group,
         topic=message.topic.name,
-        message_id=_our_id(system.message_id, headers),
+        message_id=_message_id(system.message_id, headers),
         body=body,
         receipt=system.receipt_handle,
         key=key,
@@ -190,13 +192,13 @@ def to_delivery(message: Any, group: str) -> Delivery:
 
 
 def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: str, given_up: str) -> Delivery:
-    """Return the delivery of a message that was read from a broker's log."""
+    """Convert a message that was read from a broker's log."""
     headers, key, _ = _read(stored.properties)
     body = _decompress(stored.body, headers) if stored.flag & COMPRESSED else stored.body
     return Delivery(
         group=group,
         topic=topic,
-        message_id=_our_id(stored.properties.get("UNIQ_KEY", ""), headers),
+        message_id=_message_id(stored.properties.get("UNIQ_KEY", ""), headers),
         body=body,
         receipt=receipt,
         key=key,
@@ -213,8 +215,8 @@ def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: s
 def clock_ahead(message: Any) -> float:
     """Return by how many seconds the sender's clock was ahead of the broker's; negative if it was behind."""
     system = message.system_properties
-    stored_after: float = (system.store_timestamp.ToMilliseconds() - system.born_timestamp.ToMilliseconds()) / 1000
-    return BORN_EARLIER_SECONDS - stored_after
+    stored_after_seconds: float = (system.store_timestamp.ToMilliseconds() - system.born_timestamp.ToMilliseconds()) / 1000
+    return BORN_EARLIER_SECONDS - stored_after_seconds
 
 
 def to_half(message: Any) -> Half:
@@ -223,7 +225,7 @@ def to_half(message: Any) -> Half:
     system = message.system_properties
     return Half(
         topic=message.topic.name,
-        message_id=_our_id(system.message_id, headers),
+        message_id=_message_id(system.message_id, headers),
         half_id=system.message_id,
         token=token,
         asked=int(message.user_properties.get("TRANSACTION_CHECK_TIMES", "1")),
@@ -243,15 +245,15 @@ def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
     """Return headers, key and token."""
     headers = {name: value for name, value in properties.items() if not SERVER_PROPERTY.match(name)}
     token = headers.pop(TOKEN, "") or headers.get(Header.TOKEN, "")
-    with suppress(msgspec.DecodeError):  # another producer's header may have the name; it stays as it is
+    with suppress(msgspec.DecodeError):  # a header of another producer may have this name; leave it unchanged
         headers |= _headers.decode(headers.get(HEADERS, "{}"))
         headers.pop(HEADERS, None)
     key = headers.pop(KEY, "") or headers.get(Header.SUBJECT, "")
     return headers, key, token
 
 
-def _our_id(wire_id: str, headers: Mapping[str, str]) -> str:
-    """Return the id of a message; "" of one that cannot be read, which makes it a dead letter."""
+def _message_id(wire_id: str, headers: Mapping[str, str]) -> str:
+    """Return the id of a message; "" if its body is unreadable, which makes it a dead letter."""
     return "" if Header.UNREADABLE in headers else headers.get(Header.ID) or wire_id.partition(HALF_MARK)[0]
 
 

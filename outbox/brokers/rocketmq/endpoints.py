@@ -1,4 +1,4 @@
-"""Proxies, and the queues that they serve, as routes and settings name them."""
+"""The proxies in routes and settings, and the queues that they serve."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ WRITABLE = {definition.Permission.WRITE, definition.Permission.READ_WRITE}
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One proxy, or several proxies behind one name. `target` is its gRPC address."""
+    """One proxy, or several proxies for the same queues. `target` is the gRPC address with all of their hosts."""
 
     target: str
     proto: Any
 
     @classmethod
     def of(cls, proto: Any) -> Endpoint:
-        """Return the endpoint of a route."""
+        """Return the endpoint of a route's protobuf message."""
         hosts = ",".join(sorted(f"{_bracketed(address.host)}:{address.port}" for address in proto.addresses))
         return cls(SCHEMES.get(proto.scheme, "dns:") + hosts, proto)
 

@@ -17,12 +17,12 @@ class StatusError(Exception):
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether an error came from the server or the connection: logs describe it without a traceback."""
+    """Return whether the server or the connection caused an error; if so, logs need no traceback."""
     return isinstance(error, (grpc.aio.AioRpcError, StatusError, ConnectionError))
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as text for logs and problems."""
+    """Return an error as text for logs and findings."""
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name} {error.details()}"
     return str(error) or type(error).__name__

@@ -1,7 +1,8 @@
 """
-Which proxies and brokers to avoid for a while: those that failed or were slow, and those that apply flow control.
+Chooses among proxies or brokers. Servers that failed, were slow or apply flow control are avoided for a while.
 
-The keys of fifo topics have a fixed proxy all the same; other messages go to an available one, by round robin.
+A message of a fifo topic goes to the proxy of its key, even if that proxy is avoided. Other messages go to an available server,
+by round robin.
 """
 
 from __future__ import annotations
@@ -10,54 +11,54 @@ import time
 from collections.abc import Callable, Sequence
 from random import random
 
-# (latency, avoid the server for), in seconds. Source: apache/rocketmq MQFaultStrategy.
-SLOW = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
+# (latency of a send, how long to avoid the server after it), in seconds. Source: apache/rocketmq MQFaultStrategy.
+AVOIDANCE = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
 FAILED_SECONDS = 10.0  # MQFaultStrategy counts a failure as a latency of 10 s
 
-# Flow control: nothing is sent for 1 s, then 1.6 times as long each time, up to 3 s, with 20 % of jitter. Longer would be a
-# loss: the first send after the wait is a cheap probe, and a server that has recovered should not stay idle.
+# The backoff under flow control: nothing is sent for 1 s, then 1.6 times as long each time, up to 3 s, with 20 % of jitter. A
+# longer backoff would save little, since the first send after it is a cheap probe, and would leave a recovered server idle.
 FIRST_SECONDS, GROWTH, MAX_SECONDS, JITTER = 1.0, 1.6, 3.0, 0.2
 MAX_STEPS = 3  # 1.6 ** 3 is above 3
-NO_BACKOFF = (0, 0.0)  # how many in a row, and until when by the clock
+NO_BACKOFF = (0, 0.0)  # the number of backoffs in a row, and when the last one ends, by the clock
 
 
 class FaultStrategy:
     """
-    Remembers the faults of servers by name, as RocketMQ's MQFaultStrategy does.
+    Records the faults of servers by name, as RocketMQ's MQFaultStrategy does.
 
     Args:
         clock: a monotonic clock in seconds.
-        random: returns a number from 0 to below 1.
+        random: returns a number in [0, 1).
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, random: Callable[[], float] = random) -> None:
         self._clock = clock
         self._random = random
-        self._avoided: dict[str, float] = {}
-        self._backoffs: dict[str, tuple[int, float]] = {}  # by flow control
+        self._avoided_until: dict[str, float] = {}
+        self._backoffs: dict[str, tuple[int, float]] = {}  # the values are like NO_BACKOFF
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
         now = self._clock()
-        return min(names, key=lambda name: max(self._avoided.get(name, 0.0) - now, self.backoff_seconds(name)))
+        return min(names, key=lambda name: max(self._avoided_until.get(name, 0.0) - now, self.backoff_seconds(name)))
 
     def backoff_seconds(self, name: str) -> float:
-        """Return for how many more seconds nothing is sent to a server that applied flow control."""
+        """Return for how many more seconds nothing may be sent to a server, because it applied flow control; 0 if none."""
         _, until = self._backoffs.get(name, NO_BACKOFF)
         return max(0.0, until - self._clock())
 
-    def note_answer(self, name: str, seconds: float) -> None:
-        """Note that a server accepted a message after this time."""
+    def record_answer(self, name: str, seconds: float) -> None:
+        """Record that a server accepted a message, and how long that took."""
         if not self.backoff_seconds(name):
             self._backoffs.pop(name, None)
-        self._avoid(name, next((wait for least, wait in SLOW if seconds >= least), 0.0))
+        self._avoid(name, next((wait for latency, wait in AVOIDANCE if seconds >= latency), 0.0))
 
-    def note_failure(self, name: str) -> None:
-        """Note that a server, or the broker that a proxy forwards to, could not be reached or did not answer."""
+    def record_failure(self, name: str) -> None:
+        """Record that a server, or the broker that a proxy forwards to, could not be reached or did not answer."""
         self._avoid(name, FAILED_SECONDS)
 
-    def note_flow_control(self, name: str) -> float:
-        """Note that a server applied flow control. Return for how many seconds nothing is sent to it; 0 if it is known."""
+    def record_flow_control(self, name: str) -> float:
+        """Record that a server applied flow control. Return the seconds of a new backoff; 0 if one is in effect already."""
         if self.backoff_seconds(name):
             return 0.0
         steps, _ = self._backoffs.get(name, NO_BACKOFF)
@@ -68,6 +69,6 @@ class FaultStrategy:
 
     def _avoid(self, name: str, seconds: float) -> None:
         if seconds:
-            self._avoided[name] = self._clock() + seconds
+            self._avoided_until[name] = self._clock() + seconds
         else:
-            self._avoided.pop(name, None)
+            self._avoided_until.pop(name, None)

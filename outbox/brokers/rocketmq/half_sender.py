@@ -1,4 +1,4 @@
-"""The base class of senders of half messages: concurrent requests, by a deadline. Subclasses choose port or proxy."""
+"""The base class of the two senders of half messages: it makes concurrent requests, which a subclass sends, up to a deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDED = {Resolution.COMMIT: Ended.COMMITTED, Resolution.ROLLBACK: Ended.ROLLED_B
 
 class HalfSender(abc.ABC):
     """
-    Sends and ends half messages over one client.
+    Sends and ends half messages through one client. To end a half message is to commit it or roll it back.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -52,7 +52,7 @@ class HalfSender(abc.ABC):
 
     @abc.abstractmethod
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Return the status of each half message; UNKNOWN for those that cannot be looked up."""
+        """Return the status of each half message; UNKNOWN if it cannot be looked up."""
 
     @abc.abstractmethod
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:

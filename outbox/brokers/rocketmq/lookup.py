@@ -1,4 +1,4 @@
-"""Look-ups for operators and tests, at the brokers' own ports: the stored copies of a message, and backlogs of groups."""
+"""Look-ups for operators and tests, over the remoting protocol: the stored copies of a message, and backlogs of groups."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.codec import HALF_MARK
-from outbox.brokers.rocketmq.given_up import RETRY_PREFIX
+from outbox.brokers.rocketmq.dead_letters import RETRY_PREFIX
 from outbox.brokers.rocketmq.places import HALVES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import Request, StoredMessage
 
-DELAYED = "rmq_sys_wheel_timer"
+DELAYED = "rmq_sys_wheel_timer"  # the server's topic of delayed messages
 
 OFFSETS = re.compile(rb'"brokerOffset":(\d+),"consumerOffset":(\d+)')
 
 
 async def find(client: RocketMQClient, topics: Iterable[str], message_id: str) -> list[StoredCopy]:
     """
-    Look a message up by its id, which is one of its keys, in its topics, among half messages and among delayed messages.
+    Return the stored copies of a message, looked up by its id: in topics, among half messages and among delayed messages.
 
     A half message stays in the log after its end, so it is returned only if there is no visible message.
     """
@@ -40,10 +40,10 @@ async def find(client: RocketMQClient, topics: Iterable[str], message_id: str) -
 
 
 async def topics_read_by(client: RocketMQClient, group: str) -> set[str]:
-    """Return the topics that one of the server's groups has an offset for."""
+    """Return the topics for which one of the server's groups has an offset."""
 
     async def ask(broker: str) -> list[str]:
-        answer = await client.ports.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
+        answer = await client.remoting.ask(broker, Request(requests.TOPICS_OF_GROUP, {"group": group}))
         return [] if answer.code in NOT_FOUND_CODES else list(json.loads(answer.checked().body)["topicList"])
 
     return set(await client.ask_brokers(ask))
@@ -57,20 +57,20 @@ async def backlog(client: RocketMQClient, group: str, topic: str) -> int:
 async def _lag(client: RocketMQClient, group: str, topic: str) -> int:
     async def ask(broker: str) -> list[int]:
         request = Request(requests.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic})
-        answer = await client.ports.ask(broker, request)
+        answer = await client.remoting.ask(broker, request)
         if answer.code in NOT_FOUND_CODES:
             return []
-        return [int(end) - int(at) for end, at in OFFSETS.findall(answer.checked().body)]
+        return [int(end) - int(offset) for end, offset in OFFSETS.findall(answer.checked().body)]
 
     return sum(await client.ask_brokers(ask))
 
 
-# SYSTEM_ERROR is the answer about a topic or group without any offset.
+# The server answers SYSTEM_ERROR about a topic or group without any offset.
 NOT_FOUND_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_GROUP, requests.NO_SUCH_TOPIC, requests.SYSTEM_ERROR}
 
 
 async def _query(client: RocketMQClient, topic: str, key: str) -> list[StoredMessage]:
-    return await client.ask_brokers(lambda broker: client.ports.find(broker, topic, key))
+    return await client.ask_brokers(lambda broker: client.remoting.find(broker, topic, key))
 
 
 def _half_id(stored: StoredMessage) -> str:

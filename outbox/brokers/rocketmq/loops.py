@@ -1,8 +1,8 @@
 """
-Event loops, each in a thread of its own: one for each client, reused after the client is closed.
+Event loops, each in its own thread. One client at a time uses a loop; after the client is closed, another one may get the loop.
 
-A loop is never closed. All loops of a process share gRPC's poller: an answer for a closed loop raises in another loop, which
-then loses the answers that are queued after it.
+A loop is never closed, because all loops of a process share gRPC's poller: an answer for a closed loop would raise in another
+loop, which would then lose the answers that are queued after it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import threading
 
 from outbox.errors import ConfigurationError
 
-_free: list[asyncio.AbstractEventLoop] = []
+_idle: list[asyncio.AbstractEventLoop] = []
 
-# Threads do not survive a fork.
-os.register_at_fork(after_in_child=_free.clear)
+# The child of a fork does not have the threads of these loops.
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def acquire() -> asyncio.AbstractEventLoop:
@@ -25,7 +25,7 @@ def acquire() -> asyncio.AbstractEventLoop:
     Return a running loop for exclusive use.
 
     Raises:
-        ConfigurationError: gevent has replaced threads, so that a loop cannot run in one.
+        ConfigurationError: gevent has replaced threads by greenlets, in which a loop cannot run.
     """
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
@@ -35,7 +35,7 @@ def acquire() -> asyncio.AbstractEventLoop:
             "relay elsewhere; do not use half first.",
         )
     try:
-        return _free.pop()
+        return _idle.pop()
     except IndexError:
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="outbox-rocketmq", daemon=True).start()
@@ -43,5 +43,5 @@ def acquire() -> asyncio.AbstractEventLoop:
 
 
 def release(loop: asyncio.AbstractEventLoop) -> None:
-    """Return a loop on which nothing runs any more, for the next client."""
-    _free.append(loop)
+    """Keep a loop for the next client. Nothing may run in it any more."""
+    _idle.append(loop)

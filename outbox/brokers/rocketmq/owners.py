@@ -1,8 +1,10 @@
 """
-The owner of a consumer group: stored by the first receive, so that two projects do not share a group.
+The owner of a consumer group: the outbox with the group's inbox. The first `receive` stores it, so that two projects cannot use
+the same group.
 
-The note is an entry in the configuration that name servers keep for clients (`kvConfig.json`). They do not exchange it, so it is
-written to each that has none, and the first one in NAME_SERVERS that has it is believed. Without them nothing is compared.
+It is stored as an entry in the configuration that name servers keep for clients (`kvConfig.json`). Name servers do not exchange
+these entries. So an entry is written to each name server that lacks it, and if entries differ, the first name server in
+NAME_SERVERS that has one decides. Without name servers nothing is compared.
 Source: apache/rocketmq KVConfigManager, PutKVConfigRequestHeader.
 """
 
@@ -19,15 +21,15 @@ from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-NAMESPACE = "OUTBOX_GROUPS"  # of our entries
-AGAIN_SECONDS = 10.0  # after a refusal, or when no name server answers
+NAMESPACE = "OUTBOX_GROUPS"  # the name servers' namespace for these entries
+RETRY_SECONDS = 10.0  # name servers are asked again after this time, if they reported another owner or did not answer
 
-UNANSWERED = (NotConnected, NoAnswer, RemotingError)
+NAME_SERVER_ERRORS = (NotConnected, NoAnswer, RemotingError)
 
 
 class RocketMQOwners(GroupOwners):
     """
-    The owners of groups, and their notes on the name servers.
+    The owners of groups, and their entries on the name servers.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -35,72 +37,81 @@ class RocketMQOwners(GroupOwners):
 
     def __init__(self, client: RocketMQClient, clock: Callable[[], float]) -> None:
         super().__init__()
-        self.refused: dict[str, str] = {}  # group -> whose it is, and what to do
+        self.refused: dict[str, str] = {}  # group -> the text of OwnedByAnother
         self._client = client
         self._clock = clock
         self._ask_again_at: dict[str, float] = {}
 
     def may_receive(self, group: str) -> bool:
-        """Return whether a group is not another project's, and note that it is ours. Asks once, and again after a refusal."""
+        """
+        Return False if another outbox owns a group. If none does, store this one as the owner.
+
+        The name servers are asked by the first call, and again after a refusal or an outage.
+        """
         if group in self._of and self._clock() >= self._ask_again_at.get(group, float("-inf")):
             self._ask_again_at[group] = float("inf")
             try:
                 self._client.run(self._claim(group))
                 self.refused.pop(group, None)
             except OwnedByAnother as error:
-                self._ask_again_at[group] = self._clock() + AGAIN_SECONDS
-                logger.error("Group %r receives nothing: %s", group, error, extra=log_fields(group=group))
+                self._ask_again_at[group] = self._clock() + RETRY_SECONDS
+                logger.error("Group %r receives no messages: %s", group, error, extra=log_fields(group=group))
                 self.refused[group] = str(error)
-            except UNANSWERED:  # consumers go on while name servers are away
-                self._ask_again_at[group] = self._clock() + AGAIN_SECONDS
+            except NAME_SERVER_ERRORS:  # consumers continue to receive while name servers are unavailable
+                self._ask_again_at[group] = self._clock() + RETRY_SECONDS
         return group not in self.refused
 
     def require(self, group: str) -> None:
-        """Raise OwnedByAnother if a group is another project's. Notes nothing."""
+        """Raise OwnedByAnother if another outbox owns a group. Store nothing."""
         if group in self._of:
             self._client.run(self._require(group))
 
     def take_over(self, group: str) -> None:
-        """Note on all name servers that a group is ours. Raises as `Ports.ask`, and RemotingError, if one does not store it."""
+        """
+        Record on all name servers that this outbox owns a group.
+
+        Raises:
+            NotConnected, NoAnswer, RemotingError: a name server has not stored it.
+        """
         self._client.run(self._write(group, self._client.options.name_servers))
         self._ask_again_at.pop(group, None)
 
     async def _claim(self, group: str) -> None:
-        if lacking := await self._require(group):
-            await self._write(group, lacking)
-            await self._require(group)  # another project may have written at the same moment
+        if servers := await self._require(group):
+            await self._write(group, servers)
+            await self._require(group)  # another outbox may have written its entry at the same time
 
     async def _require(self, group: str) -> list[str]:
-        """Return the name servers without a note of a group. Raises OwnedByAnother if it is noted as another project's."""
-        answers = await self._ask(Request(requests.GET_KV_CONFIG, self._entry(group)))
-        lacking = [server for server, answer in answers.items() if answer.code == requests.NOTHING_FOUND]
-        notes = [answer.checked().fields["value"] for server, answer in answers.items() if server not in lacking]
+        """Return the name servers without an entry of a group. Raises OwnedByAnother if another outbox owns the group."""
+        answers = await self._ask(Request(requests.GET_KV_CONFIG, self._key_of(group)))
+        without_entry = [server for server, answer in answers.items() if answer.code == requests.NOTHING_FOUND]
+        entries = [answer.checked().fields["value"] for server, answer in answers.items() if server not in without_entry]
         ours = self._of[group]
-        source, _, project = notes[0].partition(" ") if notes else (ours.source, "", "")
+        source, _, project = entries[0].partition(" ") if entries else (ours.source, "", "")
         if source != ours.source:
             theirs = GroupOwner(source, project)
             raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, apart="a NAMESPACE of its own")
-        return lacking
+        return without_entry
 
     async def _write(self, group: str, servers: Iterable[str]) -> None:
-        """Note that a group is ours. Raises as `Ports.ask`, and RemotingError."""
+        """Store this outbox as the owner of a group. Raises NotConnected, NoAnswer, RemotingError."""
         owner = self._of[group]
-        request = Request(requests.PUT_KV_CONFIG, {**self._entry(group), "value": f"{owner.source} {owner.project}"})
+        request = Request(requests.PUT_KV_CONFIG, {**self._key_of(group), "value": f"{owner.source} {owner.project}"})
         for server in servers:
-            (await self._client.ports.ask(server, request)).checked()
+            (await self._client.remoting.ask(server, request)).checked()
 
     async def _ask(self, request: Request) -> dict[str, RemotingAnswer]:
-        """Ask all name servers; return the answers of those that are there. Raises as `Ports.ask` if none is."""
+        """Ask all name servers, and return the answers. Raises the same errors as `RemotingClient.ask` if none answers."""
         answers: dict[str, RemotingAnswer] = {}
         failure: Exception | None = None
         for server in self._client.options.name_servers:
             try:
-                answers[server] = await self._client.ports.ask(server, request)
+                answers[server] = await self._client.remoting.ask(server, request)
             except (NotConnected, NoAnswer) as error:
                 failure = error
         if failure is not None and not answers:
             raise failure
         return answers
 
-    def _entry(self, group: str) -> dict[str, str]:
+    def _key_of(self, group: str) -> dict[str, str]:
         return {"namespace": NAMESPACE, "key": f"{self._client.options.namespace}%{group}"}

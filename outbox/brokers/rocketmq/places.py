@@ -1,4 +1,4 @@
-"""The place of a half message: its broker, its offset in the broker's log, and its offset in the queue of half messages."""
+"""The place of a half message: its broker, its offset in the broker's log, and its offset in the queue of half messages there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, StoredMessage
 
-HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
-LOG_DIGITS = 16  # at the end of an answer's msgId
+HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"  # the server's topic of half messages
+LOG_DIGITS = 16  # the number of hexadecimal digits at the end of an answer's msgId that are the offset in the log
 
 
 class HalfPlace(NamedTuple):
-    """The place of a half message. `str()` formats it as `HalfRef.place`."""
+    """Where a broker stores a half message. `str()` formats it as `HalfRef.place`."""
 
     broker: str
     log_offset: int
@@ -22,7 +22,7 @@ class HalfPlace(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> HalfPlace | None:
-        """Parse `HalfRef.place`. None: it has no place, or another format."""
+        """Parse `HalfRef.place`. None: it is empty, or has another format."""
         broker, *offsets = text.split(" ")
         if len(offsets) != 2 or not all(offset.isascii() and offset.isdecimal() for offset in offsets):
             return None

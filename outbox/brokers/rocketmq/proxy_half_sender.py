@@ -1,8 +1,8 @@
 """
-Half messages, sent and ended through the proxy: for `OPTIONS["UNCONFIRMED_ENDS"]`, if no broker's own port can be reached.
+Sends, commits and rolls back half messages through the proxy: for `OPTIONS["UNCONFIRMED_ENDS"]`, if no broker can be reached.
 
-A proxy in cluster mode forwards an end one-way: its OK does not say that the broker has received it. If the broker dies at that
-moment, the COMMIT is lost; if no check-back is answered later either, the message is lost.
+A proxy in cluster mode forwards a COMMIT without waiting for the broker, so its OK does not say that the broker has received it.
+If the broker dies then, the COMMIT is lost. If later no check-back is answered either, the message is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outbox.brokers.rocketmq.stubs import Code, definition, service
 from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
-PROXY_SECONDS = 60.0  # keep half messages this long; the proxy forgets them after 30 s
+REMEMBER_SECONDS = 60.0  # how long a sent half message is remembered; the proxy forgets it after 30 s
 
 RESOLUTIONS = {
     Resolution.COMMIT: definition.TransactionResolution.COMMIT,
@@ -32,7 +32,7 @@ RESOLUTIONS = {
 
 class ProxyHalfSender(HalfSender):
     """
-    Sends and ends half messages through the proxy.
+    Sends and ends half messages through the proxy. To end a half message is to commit it or roll it back.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -41,35 +41,35 @@ class ProxyHalfSender(HalfSender):
     def __init__(self, sender: ProxySender, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
-        self._sent: dict[str, tuple[float, Endpoint, str]] = {}  # half id -> when (by the clock), its proxy, its id there
+        self._sent: dict[str, tuple[float, Endpoint, str]] = {}  # half id -> when it was sent, its proxy, the proxy's id
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         """
-        Return UNKNOWN for each half message while a check-back may settle it, and GONE after that.
+        Return UNKNOWN for each half message within CHECK_HORIZON, while a check-back may still settle it, and GONE after that.
 
-        Nothing can be looked up without the brokers' own ports. A message that counts as gone is sent again, so it is not lost,
-        but it may be duplicated.
+        A proxy offers no look-up, so this is a guess. A message that is GONE is sent again, so it is not lost, but may be
+        duplicated.
         """
-        before = datetime.now(UTC) - self._client.options.check_horizon
+        oldest = datetime.now(UTC) - self._client.options.check_horizon
         return [
-            HalfStatus.GONE if half.decided_at is not None and half.decided_at < before else HalfStatus.UNKNOWN for half in halves
+            HalfStatus.GONE if half.decided_at is not None and half.decided_at < oldest else HalfStatus.UNKNOWN for half in halves
         ]
 
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
-        at = self._clock()
-        while self._sent and self._sent[oldest := next(iter(self._sent))][0] < at - PROXY_SECONDS:
+        now = self._clock()
+        while self._sent and self._sent[oldest := next(iter(self._sent))][0] < now - REMEMBER_SECONDS:
             del self._sent[oldest]
         endpoint, sent = await self._sender.send(message, topic, wire_id)
         if isinstance(sent, SendResult):
             return sent
-        self._sent[wire_id] = at, cast("Endpoint", endpoint), sent.transaction_id
+        self._sent[wire_id] = now, cast("Endpoint", endpoint), sent.transaction_id
         return SendResult(SendStatus.ACCEPTED, half_id=wire_id)
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         if self._clock() >= deadline:
             return TOO_LATE
         if half.half_id not in self._sent:
-            return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended before.")
+            return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="Not sent by this process, or ended already.")
         _, endpoint, transaction_id = self._sent.pop(half.half_id)
         request = service.EndTransactionRequest(
             topic=self._client.resource(half.topic),
@@ -81,9 +81,9 @@ class ProxyHalfSender(HalfSender):
         try:
             await self._client.call(endpoint, "EndTransaction", request)
         except StatusError as error:
-            if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy no longer has it: ended, or left to the check-back
+            if error.code == Code.INTERNAL_SERVER_ERROR:  # the proxy has forgotten the half message
                 return SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason=f"RocketMQ says {error}.")
             return SendResult(SendStatus.UNSURE, reason=f"RocketMQ says {error}.")
-        except Exception as error:  # the COMMIT may have arrived, and is not repeated
+        except Exception as error:  # not retried, since the COMMIT may have arrived
             return status_of(error)
         return SendResult(SendStatus.ACCEPTED, ended=ENDED[resolution])

@@ -1,11 +1,12 @@
 """
 Receives messages for consumer groups, by long polling.
 
-The server keeps an empty request open for at least 5 s, so a call may take that long. A request reads from one broker, so each
-broker of a topic gets one of its own. When one request returns messages, the others stay open, and their messages are kept for
-the next call. Messages that no call has taken after half of their invisible duration are returned to the server.
+The server keeps a request without messages open for at least 5 s, so a call may take that long. A request reads from one broker,
+so each broker of a topic gets a separate request. When one request returns messages, the others stay open, and their messages are
+buffered for the next call. Buffered messages that no call has taken after half of their invisible duration are returned to the
+server.
 
-A topic or broker that fails does not affect the others; it is polled again a moment later.
+A topic or broker that fails does not affect the others, and is polled again after RETRY_SECONDS.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from outbox.brokers.rocketmq.endpoints import Queue
 from outbox.brokers.rocketmq.errors import StatusError, describe, is_outage
 from outbox.brokers.rocketmq.settlement import Settlement, group_name, invisible_milliseconds
 from outbox.brokers.rocketmq.stubs import Code, service
-from outbox.brokers.rocketmq.subscriptions import EVERYTHING, MIN_WAIT_SECONDS, Subscriptions
+from outbox.brokers.rocketmq.subscriptions import ALL_TAGS, MIN_WAIT_SECONDS, Subscriptions
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger
 from outbox.message import TopicSpec, TopicType
@@ -35,16 +36,21 @@ from outbox.message import TopicSpec, TopicType
 logger = get_logger(__name__)
 
 MAX_BATCH_SIZE = 32
-FIFO_REQUESTS = 8  # concurrent requests for one message each: a key's next message is not delivered together with the one before
-RETRY_SECONDS = 2.0  # what failed is polled again after this time
+FIFO_REQUESTS = 8  # concurrent requests of one message each, since two messages of a key must not be delivered together
+RETRY_SECONDS = 2.0  # a failed request is made again after this time
 
-UNKNOWN = ""  # the broker of a request that only reads the topic's route
+NO_BROKER = ""  # instead of a broker's name, in the key of a request that only reads the topic's route
 
 Poll = asyncio.Task[None]
 
 
 class PollKey(NamedTuple):
-    """A request: the server's group, the topic, the name of the broker, and the number of the request among those to it."""
+    """
+    Identifies a request.
+
+    Args:
+        number: distinguishes concurrent requests to the same broker.
+    """
 
     server_group: str
     topic: str
@@ -63,7 +69,7 @@ class ReceiveRequest(msgspec.Struct, frozen=True):
 
 
 class PollFailure(msgspec.Struct):
-    """The error of a request, when it is made again (monotonic seconds), and whether the error has been logged."""
+    """The error of a request, and when the request is made again, by the monotonic clock."""
 
     error: BaseException
     retry_at: float
@@ -78,9 +84,9 @@ class RocketMQReceiver:
         self._settlement = settlement
         self._topics = topics
         self._subscriptions = Subscriptions(client, topics)
-        self._brokers: dict[str, list[str]] = {}  # topic -> names
+        self._brokers: dict[str, list[str]] = {}  # topic -> names of its brokers
         self._polls: dict[PollKey, Poll] = {}
-        self._buffered: list[tuple[float, Delivery]] = []  # return at, delivery
+        self._buffered: list[tuple[float, Delivery]] = []  # when to return it, the delivery
         self._failures: dict[PollKey, PollFailure] = {}
         self._return_timer: asyncio.TimerHandle | None = None
         self._is_interrupted = False
@@ -89,37 +95,39 @@ class RocketMQReceiver:
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages, and wait for the first one. Raises BrokerUnavailable if all topics fail."""
+        """Receive messages; wait until there is one. Raises BrokerUnavailable if all topics fail."""
         return self._client.run(self._receive(ReceiveRequest(group, topics, limit, invisible_for, wait.total_seconds())))
 
     def interrupt(self) -> None:
-        """Ask `receive` to return without waiting. May be called from any thread."""
+        """End the wait of the current `receive` and of all later ones. May be called from any thread."""
         self._is_interrupted = True
         self._client.call_soon(self._interruption.set)
 
     async def _receive(self, call: ReceiveRequest) -> list[Delivery]:
-        if taken := self._take(call):
+        if taken := self._take_buffered(call):
             return taken
         self._subscriptions.add(call.group, call.topics)
         keys = self._keys(call)
-        # Those that do not wait for a retry, or all of them if there is none: the caller waits between calls.
-        asked = {key: self._request(call, key) for key in {key for key in keys if self._is_due(key)} or keys}
-        again: set[Poll] = set()
+        # Make the requests that do not wait for a retry. If all of them do, make all: the caller has waited since the last call.
+        polls = {key: self._ensure_poll(call, key) for key in {key for key in keys if self._is_due(key)} or keys}
+        retries: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())
         try:
             while not taken and not self._is_interrupted:
                 due = [key for key in self._keys(call) if self._is_due(key)]
-                known = {(key.topic, key.broker) for key in asked}  # others have become known since
-                asked |= {key: self._request(call, key) for key in due if (key.topic, key.broker) not in known}
-                if not (waiting := {poll for poll in asked.values() if not poll.done()}):
+                known = {(key.topic, key.broker) for key in polls}
+                # Brokers that have become known during this call are polled, too.
+                polls |= {key: self._ensure_poll(call, key) for key in due if (key.topic, key.broker) not in known}
+                if not (waiting := {poll for poll in polls.values() if not poll.done()}):
                     break
-                again |= {self._request(call, key) for key in due if key in self._failures}  # kept for the next call
-                open_ones = {*waiting, *(poll for poll in again if not poll.done()), interruption}
-                await asyncio.wait(open_ones, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                taken = self._take(call)
+                # Retries end the wait when they return, but do not prolong it: the next call may take their messages.
+                retries |= {self._ensure_poll(call, key) for key in due if key in self._failures}
+                pending = {*waiting, *(poll for poll in retries if not poll.done()), interruption}
+                await asyncio.wait(pending, timeout=RETRY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                taken = self._take_buffered(call)
         finally:
             interruption.cancel()
-        if not taken and (error := self._only_failures(asked)):
+        if not taken and (error := self._error_if_all_failed(polls)):
             raise BrokerUnavailable(f"No messages can be received from RocketMQ: {describe(error)}") from error
         self._log_failures(call)
         return taken
@@ -130,24 +138,25 @@ class RocketMQReceiver:
 
     def _keys(self, call: ReceiveRequest) -> set[PollKey]:
         """
-        Return the keys of a call's requests: one to each broker of a topic, or on fifo topics several for one message each.
+        Return the keys of a call's requests: one for each broker of a topic; on fifo topics several, of one message each.
 
-        While a topic's route is not known, its only request reads the route.
+        While the route of a topic is unknown, its only request reads the route.
         """
         poll_keys: set[PollKey] = set()
         for topic in call.topics:
             server_group = group_name(call.group, self._topics[topic])
-            brokers = self._brokers.get(topic) or [UNKNOWN]
-            is_parallel = self._is_ordered(topic) and brokers != [UNKNOWN]
-            most = math.ceil(min(call.limit, FIFO_REQUESTS) / len(brokers)) if is_parallel else 1
+            brokers = self._brokers.get(topic) or [NO_BROKER]
+            is_parallel = self._is_ordered(topic) and brokers != [NO_BROKER]
+            max_requests = math.ceil(min(call.limit, FIFO_REQUESTS) / len(brokers)) if is_parallel else 1
             for broker in brokers:
                 numbered = [PollKey(server_group, topic, broker, number) for number in range(FIFO_REQUESTS)]
-                is_open = [key for key in numbered if key in self._polls]
+                running = [key for key in numbered if key in self._polls]
                 free = [key for key in numbered if key not in self._polls]
-                poll_keys.update(is_open + free[: max(0, most - len(is_open))])
+                poll_keys.update(running + free[: max(0, max_requests - len(running))])
         return poll_keys
 
-    def _request(self, call: ReceiveRequest, key: PollKey) -> Poll:
+    def _ensure_poll(self, call: ReceiveRequest, key: PollKey) -> Poll:
+        """Return the running request with this key, or make it."""
         if key not in self._polls:
             poll = asyncio.get_running_loop().create_task(self._poll(call, key))
             self._polls[key] = poll
@@ -155,7 +164,7 @@ class RocketMQReceiver:
         return self._polls[key]
 
     def _on_poll_done(self, key: PollKey, poll: Poll) -> None:
-        """Note the failure of a request, which is made again a moment later."""
+        """Record or clear the failure of a request."""
         del self._polls[key]
         if poll.cancelled():
             return
@@ -165,14 +174,14 @@ class RocketMQReceiver:
         else:
             self._failures.pop(key, None)
 
-    def _only_failures(self, asked: Mapping[PollKey, Poll]) -> BaseException | None:
-        """Return the error of the first request if all of them have failed."""
-        results = [(key.broker, poll.exception() if poll.done() else None) for key, poll in asked.items()]
-        errors = [error for broker, error in results if broker != UNKNOWN or error is not None]
+    def _error_if_all_failed(self, polls: Mapping[PollKey, Poll]) -> BaseException | None:
+        """Return the error of the first request if all of them have failed, otherwise None."""
+        results = [(key.broker, poll.exception() if poll.done() else None) for key, poll in polls.items()]
+        errors = [error for broker, error in results if broker != NO_BROKER or error is not None]
         return errors[0] if errors and None not in errors else None
 
     def _log_failures(self, call: ReceiveRequest) -> None:
-        """Log the failures that have not been logged: of each topic one."""
+        """Log one failure for each topic that has failures that are not logged yet."""
         for topic in call.topics:
             prefix = group_name(call.group, self._topics[topic]), topic
             failures = [failure for key, failure in self._failures.items() if key[:2] == prefix and not failure.is_logged]
@@ -188,26 +197,26 @@ class RocketMQReceiver:
             for failure in failures:
                 failure.is_logged = True
 
-    def _take(self, call: ReceiveRequest) -> list[Delivery]:
+    def _take_buffered(self, call: ReceiveRequest) -> list[Delivery]:
         taken: list[Delivery] = []
-        left: list[tuple[float, Delivery]] = []
+        remaining: list[tuple[float, Delivery]] = []
         for return_at, delivery in self._buffered:
             if len(taken) < call.limit and delivery.group == call.group and delivery.topic in call.topics:
                 taken.append(delivery)
             else:
-                left.append((return_at, delivery))
-        self._buffered = left
+                remaining.append((return_at, delivery))
+        self._buffered = remaining
         return taken
 
     def _schedule_return(self) -> None:
-        """Schedule the return of kept messages that no call takes."""
+        """Schedule the return of buffered messages that no call has taken by then."""
         if self._return_timer is not None:
             self._return_timer.cancel()
         if self._buffered:
             seconds = min(return_at for return_at, _ in self._buffered) - time.monotonic()
-            self._return_timer = asyncio.get_running_loop().call_later(seconds, self._return_unclaimed)
+            self._return_timer = asyncio.get_running_loop().call_later(seconds, self._return_stale)
 
-    def _return_unclaimed(self) -> None:
+    def _return_stale(self) -> None:
         now = time.monotonic()
         if stale := [delivery for return_at, delivery in self._buffered if return_at <= now]:
             self._buffered = [entry for entry in self._buffered if entry[0] > now]
@@ -216,25 +225,25 @@ class RocketMQReceiver:
 
     async def _poll(self, call: ReceiveRequest, key: PollKey) -> None:
         """
-        Make a request, and keep the received messages for half of their invisible duration, also those before an error.
+        Make a request, and buffer the received messages, also those received before an error.
 
-        A proxy fails at a message that it cannot convert, and the others behind it are away until they are visible again. So what
-        failed is asked for single messages.
+        A proxy aborts its answer at a message that it cannot convert, and the messages after that one stay invisible until their
+        duration is over. So after a failure, messages are requested one by one.
         """
         server_group, topic, broker, _ = key
         queues = await self._client.routes.of(topic)
-        self._note_brokers(topic, queues)
+        self._update_brokers(topic, queues)
         if not queues:
-            raise ConnectionError("the proxy names no queue of it")
-        if broker == UNKNOWN:
+            raise ConnectionError("the route that the proxy returned has no queue")
+        if broker == NO_BROKER:
             return
-        here = [queue for queue in queues if queue.broker == broker] or queues
-        queue = here[self._client.next_index() % len(here)]
+        candidates = [queue for queue in queues if queue.broker == broker] or queues
+        queue = candidates[self._client.next_index() % len(candidates)]
         await self._subscriptions.announce(queue.endpoint, server_group)
         request = service.ReceiveMessageRequest(
             group=self._client.resource(server_group),
             message_queue=queue.proto,
-            filter_expression=EVERYTHING,
+            filter_expression=ALL_TAGS,
             batch_size=1 if self._is_ordered(topic) or key in self._failures else min(call.limit, MAX_BATCH_SIZE),
             auto_renew=False,
         )
@@ -254,8 +263,8 @@ class RocketMQReceiver:
             self._buffered.extend((return_at, delivery) for delivery in received)
             self._schedule_return()
 
-    def _note_brokers(self, topic: str, queues: Collection[Queue]) -> None:
-        """Note the brokers of a topic, and forget the failures of those that have left."""
+    def _update_brokers(self, topic: str, queues: Collection[Queue]) -> None:
+        """Record the brokers of a topic, and drop the failures of brokers that no longer serve it."""
         brokers = sorted({queue.broker for queue in queues})
         if brokers != self._brokers.get(topic):
             self._brokers[topic] = brokers
@@ -264,7 +273,7 @@ class RocketMQReceiver:
             }
 
     def close(self) -> None:
-        """Return the kept messages to the server. A second call does nothing."""
+        """Return the buffered messages to the server. A second call does nothing."""
         if self._polls or self._buffered:
             self._client.run(self._return_all())
 
@@ -273,9 +282,9 @@ class RocketMQReceiver:
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
-        kept, self._buffered = self._buffered, []
+        buffered, self._buffered = self._buffered, []
         self._schedule_return()
-        await self._settlement.return_deliveries([delivery for _, delivery in kept])
+        await self._settlement.return_deliveries([delivery for _, delivery in buffered])
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO

@@ -1,4 +1,4 @@
-"""What `outbox_topics` lists and creates: topics with their types, and consumer groups, at the own port of each broker."""
+"""Lists topics and consumer groups as each broker has them, and creates missing ones, for `outbox_topics`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, RemotingError, Request
-from outbox.brokers.rocketmq.settlement import ORDERED, group_name
+from outbox.brokers.rocketmq.settlement import ORDERED_SUFFIX, group_name
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.message import TopicSpec
 
-MISSING = (requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP)
+MISSING_CODES = (requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP)
 
 
 class RocketMQResource(msgspec.Struct, frozen=True):
@@ -26,8 +26,9 @@ class RocketMQResource(msgspec.Struct, frozen=True):
     A topic or group that each broker needs.
 
     Args:
-        find, update: requests for its settings, and to give it those that are wanted.
-        compare: returns how settings differ from those that are wanted.
+        find: the request for its settings.
+        update: the request that creates it with the wanted settings, or changes its settings to them.
+        compare: returns how settings differ from the wanted ones.
     """
 
     kind: str
@@ -45,32 +46,32 @@ class RocketMQResource(msgspec.Struct, frozen=True):
 
 async def list_resources(client: RocketMQClient, topics: Collection[TopicSpec], readers: Collection[str]) -> list[ServerResource]:
     """
-    Return the topics and groups that are needed, and what each broker has.
+    Return the topics and groups that are needed, as each broker has them.
 
     Raises:
         BrokerUnavailable: no name server, or a broker, does not answer.
     """
     groups = sorted({group_name(group, topic) for topic in topics for group in {*topic.groups, *readers}})
-    needed = [*map(_topic, topics), *map(_group, groups)]
+    needed = [*map(_topic_resource, topics), *map(_group_resource, groups)]
     try:
-        brokers = sorted((await client.ports.masters()).values())
+        brokers = sorted((await client.remoting.masters()).values())
         return [await _look_up(client, broker, resource) for broker in brokers for resource in needed]
     except (ConnectionError, RemotingError) as error:
-        raise BrokerUnavailable(f"RocketMQ's own ports cannot be asked for topics and groups: {error}") from error
+        raise BrokerUnavailable(f"RocketMQ's brokers cannot be asked for topics and groups: {error}") from error
 
 
-def _topic(topic: TopicSpec) -> RocketMQResource:
+def _topic_resource(topic: TopicSpec) -> RocketMQResource:
     return RocketMQResource(
         "topic",
         topic.name,
         {"message.type": topic.type.upper(), "queues": str(topic.queues)},
         Request(requests.GET_TOPIC_CONFIG, {"topic": topic.name}),
         requests.update_topic(topic.name, topic.type, topic.queues),
-        partial(_unlike_topic, topic),
+        partial(_topic_differences, topic),
     )
 
 
-def _unlike_topic(topic: TopicSpec, settings: Mapping[str, Any]) -> Iterator[str]:
+def _topic_differences(topic: TopicSpec, settings: Mapping[str, Any]) -> Iterator[str]:
     kind = (settings.get("attributes") or {}).get("message.type", "UNSPECIFIED")
     if kind != topic.type.upper():
         yield f"message.type={kind}, not {topic.type.upper()}"
@@ -78,19 +79,19 @@ def _unlike_topic(topic: TopicSpec, settings: Mapping[str, Any]) -> Iterator[str
         yield f"{queues} queues, not {topic.queues}"
 
 
-def _group(group: str) -> RocketMQResource:
-    is_ordered = group.endswith(ORDERED)
+def _group_resource(group: str) -> RocketMQResource:
+    is_ordered = group.endswith(ORDERED_SUFFIX)
     return RocketMQResource(
         "group",
         group,
         {"retryMaxTimes": str(MIN_RETRIES), "consumeMessageOrderly": _text(is_ordered)},
         Request(requests.GET_GROUP_CONFIG, {"group": group}),
         requests.update_group(group, is_ordered=is_ordered, retries=MIN_RETRIES),
-        partial(_unlike_group, is_ordered),
+        partial(_group_differences, is_ordered),
     )
 
 
-def _unlike_group(is_ordered: bool, settings: Mapping[str, Any]) -> Iterator[str]:
+def _group_differences(is_ordered: bool, settings: Mapping[str, Any]) -> Iterator[str]:
     if (retries := int(settings["retryMaxTimes"])) < MIN_RETRIES:
         yield f"retryMaxTimes={retries}, not {MIN_RETRIES} or more"
     if settings["consumeMessageOrderly"] is not is_ordered:
@@ -102,25 +103,25 @@ def _text(value: bool) -> str:
 
 
 async def _look_up(client: RocketMQClient, broker: str, needed: RocketMQResource) -> ServerResource:
-    """Return a resource as a broker (host:port) has it. Raises ConnectionError and RemotingError."""
+    """Return a resource as a broker (host:port) has it. Raises ConnectionError, RemotingError."""
     create = partial(_create, client, broker, needed)
     resource = partial(ServerResource, needed.kind, needed.name, needed.wanted, create, place=broker)
-    answer = await client.ports.ask(broker, needed.find)
+    answer = await client.remoting.ask(broker, needed.find)
     if answer.code == requests.NO_PERMISSION:
         trouble = f"The broker refuses: {answer.text}. Grant ACCESS_KEY Get on {needed.acl_name} (ACL 2.0), or correct the keys."
         return resource(is_there=None, trouble=trouble)
-    if answer.code in MISSING:
+    if answer.code in MISSING_CODES:
         return resource(is_there=False)
     return resource(is_there=True, differences=tuple(needed.compare(json.loads(answer.checked().body))))
 
 
 def _create(client: RocketMQClient, broker: str, needed: RocketMQResource) -> None:
-    """Create a resource on a broker. A request to create one that is there would change it, so the broker is asked again."""
+    """Create a resource on a broker, unless it exists by now: then the same request would change its settings."""
     try:
-        if client.run(client.ports.ask(broker, needed.find)).code in MISSING:
-            _require_done(broker, needed, client.run(client.ports.ask(broker, needed.update)))
+        if client.run(client.remoting.ask(broker, needed.find)).code in MISSING_CODES:
+            _require_done(broker, needed, client.run(client.remoting.ask(broker, needed.update)))
     except ConnectionError as error:
-        raise BrokerUnavailable(f"RocketMQ's broker {broker} does not answer: {error}") from error
+        raise BrokerUnavailable(f"RocketMQ broker {broker} does not answer: {error}") from error
 
 
 def _require_done(broker: str, needed: RocketMQResource, answer: RemotingAnswer) -> None:

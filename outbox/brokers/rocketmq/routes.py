@@ -1,8 +1,9 @@
 """
-The routes of topics: their queues, and the proxies that serve them. They are queried from the proxy in settings, and cached.
+The routes of topics: their queues, and the proxies that serve them. Routes are queried from the proxy in settings, and cached.
 
-A cached route stays in use while no proxy answers a query, since the proxies that it names may still work. It also stays in use
-when a proxy answers that there is no such topic, since it says the same of a topic whose brokers are down.
+A cached route stays in use while queries get no answer, since the proxies of that route may still work. It also stays in use if a
+proxy answers that there is no such topic, until the topic was last found MISSING_SECONDS ago: a proxy gives the same answer while
+the topic's brokers are down.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from outbox.brokers.rocketmq.singleflight import SingleFlight
 from outbox.brokers.rocketmq.stubs import Code
 
 ROUTE_SECONDS = 30.0
-RETRY_SECONDS = 2.0  # after a failed query
-MISSING_SECONDS = 600.0  # the brokers of a topic that was seen less long ago may be down
+RETRY_SECONDS = 2.0  # the time from a failed query to the next one
+MISSING_SECONDS = 600.0  # for this time after it was last found, a topic that is not found may be on brokers that are down
 
 
 class Routes:
     """
-    Caches the routes of topics. In one loop only.
+    Caches the routes of topics. Use it only in one event loop.
 
     Args:
         query: returns a topic's queues, or raises.
@@ -37,14 +38,14 @@ class Routes:
         self._clock = clock
         self._known: dict[str, tuple[float, list[Queue]]] = {}  # topic -> valid until, queues
         self._seen_at: dict[str, float] = {}
-        self._asking: SingleFlight[list[Queue]] = SingleFlight()
+        self._queries: SingleFlight[list[Queue]] = SingleFlight()
 
     async def of(self, topic: str) -> list[Queue]:
         """Return the queues of a topic. Concurrent callers share one query."""
         known = self._known.get(topic)
         if known is not None and self._clock() < known[0]:
             return known[1]
-        return await self._asking.join(topic, partial(self._find, topic))
+        return await self._queries.join(topic, partial(self._find, topic))
 
     def invalidate(self, topic: str | None = None) -> None:
         """Query the route of a topic, or of all topics, again at its next use."""
@@ -53,7 +54,7 @@ class Routes:
                 self._known[name] = 0.0, self._known[name][1]
 
     def was_seen(self, topic: str) -> bool:
-        """Return whether a topic was there not long ago: its brokers may be down where a proxy says that it is missing."""
+        """Return whether a topic was found recently. If so, and it is not found now, its brokers may be down."""
         return topic in self._seen_at and self._clock() - self._seen_at[topic] < MISSING_SECONDS
 
     async def _find(self, topic: str) -> list[Queue]:

@@ -1,8 +1,8 @@
 """
-The session with a proxy: a stream on which we announce our settings, and the proxy sends its commands.
+The session with a proxy: a stream on which the client announces its settings, and the proxy sends commands.
 
 The server sends check-backs to clients that announced the topic, and forgets a client that is silent. A restarted proxy has
-forgotten all clients. So a session announces itself every 10 s, and on a new stream if the old one ends or stays silent.
+forgotten all clients. So a session repeats its announcement every 10 s, and opens a new stream if the old one ends or is silent.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 ANNOUNCE_SECONDS = 10.0
-SILENCE_SECONDS = 25.0  # the stream is dead after two announcements without an answer
-ANSWER_SECONDS = 3.0
-RETRY_SECONDS = 0.5
+SILENCE_SECONDS = 25.0  # a stream without any answer for this time, in which two announcements were sent, counts as dead
+ANSWER_SECONDS = 3.0  # the timeout for the first answer on a stream
+RETRY_SECONDS = 0.5  # the time until another stream is opened
 
 OnCommand = Callable[[Endpoint, Any], None]
 
 
 class Session:
     """
-    Keeps one producer or consumer group announced to one proxy. In the client's loop only.
+    Keeps one producer or consumer group announced to one proxy. Use it only in the client's event loop.
 
     Args:
         settings: the settings to announce.
@@ -49,14 +49,14 @@ class Session:
         self._heartbeat = heartbeat
         self._on_command = on_command
         self._role = role
-        self._is_known = asyncio.Event()
+        self._is_registered = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def wait(self, seconds: float) -> bool:
         """Wait until the proxy has answered. Return whether it did."""
         try:
             async with asyncio.timeout(seconds):
-                await self._is_known.wait()
+                await self._is_registered.wait()
         except TimeoutError:
             return False
         return True
@@ -73,30 +73,30 @@ class Session:
                 self._log_trouble(error)
             except Exception:
                 logger.exception("The session with proxy %s failed and will be reopened.", self._endpoint.target)
-            self._is_known.clear()
+            self._is_registered.clear()
             await asyncio.sleep(RETRY_SECONDS)
 
     def _log_trouble(self, error: Exception) -> None:
-        """Log why there is no session; the loss of one at level INFO, since proxies restart."""
+        """Log why there is no session. The loss of a session has level INFO, since proxies are restarted now and then."""
         trouble = describe(error)
-        if self._is_known.is_set():
+        if self._is_registered.is_set():
             logger.info("The session with proxy %s ended and will be reopened: %s", self._endpoint.target, trouble)
         else:
             logger.warning("No session with proxy %s; retrying: %s", self._endpoint.target, trouble)
 
     async def _run_once(self) -> None:
-        """Announce and listen until one of them ends."""
+        """Open a stream, and announce and listen on it until one of the two ends."""
         stream = self._client.stub(self._endpoint).Telemetry(metadata=self._client.metadata(self._role))
         loop = asyncio.get_running_loop()
-        both = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
+        tasks = {loop.create_task(self._listen(stream)), loop.create_task(self._announce(stream))}
         try:
-            ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in both:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             stream.cancel()
-        for task in ended:
+        for task in done:
             task.result()
 
     async def _listen(self, stream: Any) -> None:
@@ -106,7 +106,7 @@ class Session:
             if command is grpc.aio.EOF:
                 return
             if command.HasField("settings"):
-                self._is_known.set()
+                self._is_registered.set()
             elif command.status.code not in (Code.CODE_UNSPECIFIED, Code.OK):
                 raise StatusError(command.status)
             else:
@@ -115,9 +115,9 @@ class Session:
     async def _announce(self, stream: Any) -> None:
         while True:
             await stream.write(service.TelemetryCommand(settings=self._settings))
-            # The proxy refuses the heartbeat of an unknown client.
+            # Wait for the answer before the heartbeat, since the proxy rejects the heartbeat of an unknown client.
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self._is_known.wait()
+                await self._is_registered.wait()
             await self._client.call(self._endpoint, "Heartbeat", self._heartbeat, role=self._role)
             await asyncio.sleep(ANNOUNCE_SECONDS)
 

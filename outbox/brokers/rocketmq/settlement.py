@@ -1,4 +1,4 @@
-"""Settlement of deliveries: acknowledgement, and change of the invisible time, which renews and releases."""
+"""Settles deliveries: acknowledges them, or changes how long they stay invisible, which renews or releases them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ T = TypeVar("T")
 MAX_INVISIBLE = timedelta(hours=12)
 MIN_INVISIBLE = timedelta(milliseconds=1)
 
-# The server's answer about a delivery that has expired, or that its broker no longer has.
-TOO_LATE = ("expired", "status is abnormal")
+# Parts of the server's error text about a delivery that has expired, or that its broker no longer has.
+EXPIRED_TEXTS = ("expired", "status is abnormal")
 
-ORDERED = "_fifo"  # RocketMQ keeps order for a whole group or not at all, so fifo topics have a group of their own
+# The suffix of the server's group for fifo topics. They need a separate group, since RocketMQ keeps order for all topics of a
+# group or for none.
+ORDERED_SUFFIX = "_fifo"
 
 
 def group_name(group: str, topic: TopicSpec) -> str:
     """Return the name that a group has on the server for a topic."""
-    return group + ORDERED if topic.type is TopicType.FIFO else group
+    return group + ORDERED_SUFFIX if topic.type is TopicType.FIFO else group
 
 
 def invisible_milliseconds(span: timedelta) -> int:
@@ -51,43 +53,48 @@ class Settlement:
         self._topics = topics
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries. False: too late, or not answered. Raises BrokerUnavailable if none is answered."""
-        return [answer is True for answer in self._client.run(_answers(self.ack_one, deliveries))]
+        """Acknowledge deliveries. False: expired, or the request failed. Raises BrokerUnavailable if all requests fail."""
+        return [answer is True for answer in self._client.run(_call_all(self.ack_one, deliveries))]
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """
-        Renew deliveries; one whose request is not answered is returned unchanged.
+        Renew deliveries. A delivery whose request fails is returned unchanged.
 
         Raises:
-            BrokerUnavailable: no request is answered.
+            BrokerUnavailable: all requests fail.
         """
-        answers = self._client.run(_answers(partial(self.change_invisible, span=invisible_for), deliveries))
+        answers = self._client.run(_call_all(partial(self.change_invisible, span=invisible_for), deliveries))
         return [
             delivery if isinstance(answer, Exception) else answer for delivery, answer in zip(deliveries, answers, strict=True)
         ]
 
     async def ack_one(self, delivery: Delivery) -> bool:
-        """Acknowledge a delivery. In the loop's thread only."""
+        """Acknowledge a delivery. Return False if it has expired. Call it only in the loop's thread."""
         entry = service.AckMessageEntry(message_id=delivery.message_id, receipt_handle=delivery.receipt)
         request = service.AckMessageRequest(**self._group_and_topic(delivery), entries=[entry])
         return await self._call(delivery, "AckMessage", request) is not None
 
     async def change_invisible(self, delivery: Delivery, span: timedelta) -> Delivery | None:
-        """Change how long a delivery stays invisible, from now. None: it has expired. In the loop's thread only."""
+        """Make a delivery invisible for a time from now. None: it has expired. Call it only in the loop's thread."""
         request = service.ChangeInvisibleDurationRequest(
             **self._group_and_topic(delivery), receipt_handle=delivery.receipt, message_id=delivery.message_id
         )
         request.invisible_duration.FromMilliseconds(invisible_milliseconds(span))
         answer = await self._call(delivery, "ChangeInvisibleDuration", request)
-        return replace(delivery, receipt=_renewed(delivery.receipt, answer.receipt_handle)) if answer else None
+        return replace(delivery, receipt=_renewed_receipt(delivery.receipt, answer.receipt_handle)) if answer else None
 
     async def return_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Return deliveries that no consumer has seen, without waiting for them to expire. In the loop's thread only."""
+        """Return unused deliveries to the server, before they expire. Call it only in the loop's thread."""
         answers = await asyncio.gather(
             *(self.change_invisible(delivery, timedelta()) for delivery in deliveries), return_exceptions=True
         )
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:
-            logger.info("%s of %s messages could not be handed back: %s", len(failed), len(answers), describe(failed[0]))
+            logger.info(
+                "%s of %s messages could not be returned to RocketMQ, which redelivers them later: %s",
+                len(failed),
+                len(answers),
+                describe(failed[0]),
+            )
 
     async def _call(self, delivery: Delivery, name: str, request: Any) -> Any:
         """Make a call about a delivery. None: it has expired."""
@@ -95,7 +102,7 @@ class Settlement:
         try:
             return await self._client.call(queues[0].endpoint, name, request, role=request.group.name)
         except StatusError as error:
-            if error.code == Code.INVALID_RECEIPT_HANDLE or any(words in error.text for words in TOO_LATE):
+            if error.code == Code.INVALID_RECEIPT_HANDLE or any(words in error.text for words in EXPIRED_TEXTS):
                 return None
             raise
 
@@ -104,9 +111,9 @@ class Settlement:
         return {"group": self._client.resource(group), "topic": self._client.resource(delivery.topic)}
 
 
-async def _answers(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequence[Delivery]) -> list[T | Exception]:
+async def _call_all(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequence[Delivery]) -> list[T | Exception]:
     """
-    Make a call about each delivery, concurrently. Return the answers, or the errors in their places.
+    Make a call about each delivery, concurrently. Return the answers; the error of a call that failed is in its answer's place.
 
     Raises:
         BrokerUnavailable: all calls failed.
@@ -120,19 +127,22 @@ async def _answers(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequenc
             raise answer
         answers.append(answer)
     if failed and len(failed) == len(answers):
-        raise BrokerUnavailable(f"RocketMQ accepted no settlement: {describe(failed[0])}") from failed[0]
+        raise BrokerUnavailable(f"RocketMQ accepted no acknowledgement or renewal: {describe(failed[0])}") from failed[0]
     if failed:
-        logger.warning("RocketMQ did not accept %s of %s settlements: %s", len(failed), len(answers), describe(failed[0]))
+        logger.warning(
+            "RocketMQ did not accept %s of %s acknowledgements or renewals: %s", len(failed), len(answers), describe(failed[0])
+        )
     return answers
 
 
-def _renewed(old: str, new: str) -> str:
+def _renewed_receipt(old: str, new: str) -> str:
     """
-    Return a renewed receipt, with two of its fields corrected that a proxy in local mode gets wrong.
+    Return a renewed receipt, and correct two fields that a proxy in local mode sets wrongly.
 
     The first field is the queue offset at which the receive began. After a renewal the receipt is about one message, so this must
-    be the message's own queue offset, the eighth field. The proxy leaves the old value, and the broker then accepts a settlement
-    that has no effect. The ninth field is the message's log offset, and the proxy inserts another number before it.
+    be the queue offset of that message, the eighth field. The proxy leaves the old value, and with it the broker would accept
+    acknowledgements and renewals that have no effect. The ninth field is the message's log offset, and the proxy inserts another
+    number before it.
     """
     parts = new.split(" ")
     return " ".join([*(parts[7:8] or parts[:1]), *parts[1:8], *old.split(" ")[8:9]])

@@ -49,28 +49,28 @@ MISCONFIGURED_RPC = {
     grpc.StatusCode.UNIMPLEMENTED,  # something else listens at the endpoint
 }
 
-# Rejected before anything was stored. The reason is a constant, because the server's text has other times and sizes for each
-# message, and messages with different reasons are split into different batches.
+# The server rejects a message before it stores anything. The reason is a constant: messages with different reasons are split into
+# different batches, and the server's text has different times and sizes for each message.
 FLOW_CONTROL = Code.TOO_MANY_REQUESTS
-FLOW_CONTROLLED = f"RocketMQ applies flow control ({FLOW_CONTROL}); nothing is sent for a moment."
+FLOW_CONTROLLED = f"RocketMQ applies flow control ({FLOW_CONTROL}); sending is retried soon."
 
 ILLEGAL_MESSAGE = "the message is illegal"  # the text of 50001 for an id or properties that are too long
-NO_BROKERS = "No name server knows a broker."  # with TOPIC_NOT_FOUND: no topic is there while all brokers are away
-NOT_CONNECTED = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
+NO_BROKERS = "No name server knows a broker."  # the text of a TOPIC_NOT_FOUND that is an outage: all brokers are down
+CONNECTING_TEXTS = ("failed to connect", "connection refused", "connect to", "dns resolution failed", "name resolution")
 
 
-# Answers of a broker's own port. Source: apache/rocketmq ResponseCode.
+# Codes of a broker's answers in the remoting protocol. Source: apache/rocketmq ResponseCode.
 FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # rejected before anything was done
-NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # of an end: a slave, shutting down, too early
+NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # an end was not carried out: slave, shutting down, too early
 MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: request code not supported
 ILLEGAL_CODE = 13
 
-# A broker's answer to an end, if the half message is not at its place.
+# Parts of a broker's answer to an end (commit or rollback), if the half message is not at the given place.
 HALF_NOT_FOUND = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
 
 
 def status_of_send(answer: RemotingAnswer) -> SendResult:
-    """Return the result of a send that a broker's own port answered with an error."""
+    """Return the result of a send that a broker answered with an error."""
     reason = f"RocketMQ says {answer.code} {answer.text}."
     if answer.code == ILLEGAL_CODE:
         return SendResult(SendStatus.REFUSED, reason=reason)
@@ -83,7 +83,7 @@ def status_of_send(answer: RemotingAnswer) -> SendResult:
 
 def status_of_end(answer: RemotingAnswer, ended: Ended) -> SendResult:
     """
-    Return the result of an end from the answer of a broker's own port.
+    Return the result of an end (commit or rollback) from a broker's answer.
 
     Args:
         ended: how the half message has ended if the answer is OK.
@@ -112,7 +112,7 @@ def status_of(error: Exception) -> SendResult:
 
 
 def status_before_send(error: Exception) -> SendResult:
-    """Return the result of an error that was raised before the message was sent, so that it is certainly not stored."""
+    """Return the result of a send that raised an error before the message was sent, so that it is certainly not stored."""
     outcome = status_of(error)
     if outcome.status is SendStatus.UNSURE and isinstance(error, (StatusError, grpc.aio.AioRpcError)):
         return SendResult(SendStatus.UNAVAILABLE, reason=f"Not sent: {outcome.reason}")
@@ -137,7 +137,7 @@ def _of_status(error: StatusError) -> SendStatus:
 
 
 def _of_rpc(error: grpc.aio.AioRpcError) -> SendStatus:
-    """Return UNAVAILABLE if there was no connection, and UNSURE if it was lost: the message may be stored then."""
+    """Return UNAVAILABLE if there was no connection, and UNSURE if it was lost, since the message may be stored then."""
     if error.code() in MISCONFIGURED_RPC:
         return SendStatus.MISCONFIGURED
     is_unreachable = error.code() is grpc.StatusCode.UNAVAILABLE and _is_about_connecting(error.details() or "")
@@ -145,4 +145,4 @@ def _of_rpc(error: grpc.aio.AioRpcError) -> SendStatus:
 
 
 def _is_about_connecting(text: str) -> bool:
-    return any(words in text.lower() for words in NOT_CONNECTED)
+    return any(words in text.lower() for words in CONNECTING_TEXTS)

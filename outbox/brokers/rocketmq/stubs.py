@@ -12,7 +12,7 @@ import logging
 import sys
 from types import ModuleType
 
-# The client's module of this name opens a log file in ~/logs. Replace it, unless it is loaded already.
+# The client's module `log_config` opens a log file in ~/logs. Replace the module, unless it is loaded already.
 _log_config = ModuleType("rocketmq.v5.log.log_config")
 _log_config.logger = logging.getLogger("rocketmq-python-client")  # type: ignore[attr-defined]
 sys.modules.setdefault(_log_config.__name__, _log_config)

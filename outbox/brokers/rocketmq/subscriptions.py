@@ -1,5 +1,5 @@
 """
-The subscriptions of the server's groups, announced to each proxy that messages are received from.
+Announces the subscriptions of consumer groups to each proxy from which messages are received.
 
 All topics of a group are announced together, without a tag filter: in RocketMQ all members of a group must have the same
 subscription, and during a deployment they may want different tags.
@@ -16,31 +16,32 @@ from outbox.brokers.rocketmq.settlement import group_name
 from outbox.brokers.rocketmq.stubs import definition, service
 from outbox.message import TopicSpec
 
-MIN_WAIT_SECONDS = 5.0  # of the server: grpcClientConsumerMinLongPollingTimeoutMillis
-SESSION_SECONDS = 10.0
+MIN_WAIT_SECONDS = 5.0  # the server's limit: grpcClientConsumerMinLongPollingTimeoutMillis
+SESSION_SECONDS = 10.0  # the timeout for a proxy's answer to an announcement
 
-EVERYTHING = definition.FilterExpression(type=definition.FilterType.TAG, expression="*")
+ALL_TAGS = definition.FilterExpression(type=definition.FilterType.TAG, expression="*")
 
 
 class Subscriptions:
-    """Sessions of consumer groups. In the client's loop only."""
+    """The sessions of consumer groups. Use it only in the client's event loop."""
 
     def __init__(self, client: RocketMQClient, topics: Mapping[str, TopicSpec]) -> None:
         self._client = client
         self._topics = topics
-        self._wanted: dict[str, frozenset[str]] = {}  # the server's group -> names of topics
+        self._topics_by_group: dict[str, frozenset[str]] = {}  # the server's group -> names of topics
+        # (target of the proxy, the server's group) -> the announced topics, the session
         self._sessions: dict[tuple[str, str], tuple[frozenset[str], Session]] = {}
 
     def add(self, group: str, topics: Collection[str]) -> None:
-        """Add topics to a group's subscription, before its first request: a session announces all of them together."""
+        """Add topics to a group's subscription. Call it before the group's first request, since a change opens a new session."""
         for topic in topics:
             server_group = group_name(group, self._topics[topic])
-            self._wanted[server_group] = self._wanted.get(server_group, frozenset()) | {topic}
+            self._topics_by_group[server_group] = self._topics_by_group.get(server_group, frozenset()) | {topic}
 
     async def announce(self, endpoint: Endpoint, server_group: str) -> None:
-        """Announce the subscription of a server's group, and wait for the proxy. Raises ConnectionError if it does not answer."""
+        """Announce the subscription of a server's group, and wait for the proxy's answer. Raises ConnectionError without one."""
         key = (endpoint.target, server_group)
-        wanted = self._wanted[server_group]
+        wanted = self._topics_by_group[server_group]
         announced, session = self._sessions.get(key, (None, None))
         if session is None or announced != wanted:
             if session is not None:
@@ -48,14 +49,14 @@ class Subscriptions:
             session = self._open(endpoint, server_group, wanted)
             self._sessions[key] = wanted, session
         if not await session.wait(SESSION_SECONDS):
-            raise ConnectionError(f"the proxy did not answer in {SESSION_SECONDS} s; is there a consumer group {server_group!r}?")
+            raise ConnectionError(f"the proxy did not answer in {SESSION_SECONDS} s; does consumer group {server_group!r} exist?")
 
     def _open(self, endpoint: Endpoint, server_group: str, topics: Collection[str]) -> Session:
         group = self._client.resource(server_group)
         settings = settings_of(self._client, endpoint, definition.ClientType.SIMPLE_CONSUMER)
         settings.subscription.group.CopyFrom(group)
         for name in sorted(topics):
-            settings.subscription.subscriptions.add(topic=self._client.resource(name), expression=EVERYTHING)
+            settings.subscription.subscriptions.add(topic=self._client.resource(name), expression=ALL_TAGS)
         settings.subscription.long_polling_timeout.FromMilliseconds(round(MIN_WAIT_SECONDS * 1000))
         heartbeat = service.HeartbeatRequest(group=group, client_type=definition.ClientType.SIMPLE_CONSUMER)
         return Session(self._client, endpoint, settings, heartbeat, lambda *_: None, role=server_group)

@@ -1,8 +1,8 @@
 """
-One connection to the own port of a broker or name server, with concurrent requests.
+A connection to a broker or name server, with concurrent requests.
 
-A request that is not answered in time closes the connection, because a dead connection may go unnoticed for minutes. The other
-requests on it may have been carried out.
+A request that is not answered in time closes the connection, because a dead connection may go unnoticed for minutes. The server
+may have carried out the other requests of that connection.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from outbox.brokers.rocketmq.remoting.frames import RemotingAnswer, Request, dec
 
 
 class NotConnected(ConnectionError):
-    """Raised when a request was not sent, because there is no connection."""
+    """Raised if a request was not sent, because there is no connection."""
 
 
 class NoAnswer(ConnectionError):
-    """Raised when a request was sent and not answered. It may have been carried out, or may be later."""
+    """Raised if a request was sent and not answered. The server may have carried it out, or may do so later."""
 
 
 class RemotingConnection(asyncio.Protocol):
     """
-    A connection. In the thread of its loop only.
+    A connection. Use it only in the thread of its event loop.
 
     Args:
-        seconds: the time-out of a request.
+        seconds: the timeout of a request.
         keys: access key and secret key to sign each request with; empty: do not sign.
     """
 
@@ -38,7 +38,7 @@ class RemotingConnection(asyncio.Protocol):
         self._keys = keys
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[RemotingAnswer]] = {}
-        self._deadlines: deque[tuple[float, int]] = deque()  # in order, since all requests have the same time-out
+        self._deadlines: deque[tuple[float, int]] = deque()  # (deadline, number of the request), in order
         self._timer: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []  # frames to be written together in the loop's next iteration
         self._data = bytearray()
@@ -88,14 +88,14 @@ class RemotingConnection(asyncio.Protocol):
         """Close the connection. Pending requests fail with NoAnswer."""
         if self._transport is not None:
             self._transport.abort()
-        self._end("The connection was closed.")
+        self._fail_pending("The connection was closed.")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Start to use the transport (asyncio calls this)."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Resolve the requests whose answers are complete."""
+        """Deliver the answers that are complete (asyncio calls this)."""
         self._data += data
         at = 0
         while (size := frame_size(self._data, at)) is not None and len(self._data) - at >= size:
@@ -109,8 +109,8 @@ class RemotingConnection(asyncio.Protocol):
         del self._data[:at]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Fail the pending requests."""
-        self._end(f"The connection was lost: {error or 'closed by the server'}.")
+        """Fail the pending requests (asyncio calls this)."""
+        self._fail_pending(f"The connection was lost: {error or 'closed by the server'}.")
 
     def _flush(self) -> None:
         frames, self._outgoing = self._outgoing, []
@@ -126,11 +126,11 @@ class RemotingConnection(asyncio.Protocol):
         if self._deadlines[0][0] <= self._loop.time():
             if self._transport is not None:
                 self._transport.abort()
-            self._end(f"There was no answer in {self._seconds:g} s.")
+            self._fail_pending(f"There was no answer in {self._seconds:g} s.")
         else:
             self._timer = self._loop.call_at(self._deadlines[0][0], self._check_deadlines)
 
-    def _end(self, reason: str) -> None:
+    def _fail_pending(self, reason: str) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -16,23 +16,22 @@ from typing import Any
 
 import msgspec
 
-HEADER_BYTES = 8  # two lengths: of the rest of the frame, and of the head in it
-HEAD_SIZE = 0xFFFFFF  # mask of the second length; its highest byte is the head's format: 0, JSON
+HEADER_BYTES = 8  # two lengths of four bytes: of the rest of the frame, and of the head in it
+HEAD_SIZE = 0xFFFFFF  # mask of the second length, whose highest byte is the format of the head: 0 for JSON
 
-IS_ANSWER = 0x1
+IS_ANSWER = 0x1  # flag of a frame
 
-HALF = 0x1 << 2
-
+# System flags of a message.
 COMPRESSED = 0x1
-
-IPV6_BORN, IPV6_STORED = 0x1 << 4, 0x1 << 5
+HALF = 0x1 << 2
+IPV6_BORN, IPV6_STORED = 0x1 << 4, 0x1 << 5  # the address of the sender, or of the broker, has 16 bytes
 
 LONG_TOPIC = b"\xda\xa3\x20\xab"  # the magic number of messages whose topic has a long name
 MAGIC = (b"\xda\xa3\x20\xa7", LONG_TOPIC)
 
 
 class RemotingError(Exception):
-    """Raised when a broker or name server answers with an error; `code` is its ResponseCode."""
+    """Raised if a broker or name server answers with an error; `code` is RocketMQ's ResponseCode."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -41,7 +40,7 @@ class RemotingError(Exception):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to a broker or name server. The values of `fields` are text, numbers and booleans."""
+    """A request to a broker or name server. The values of `fields` are str, int or bool."""
 
     code: int
     fields: Mapping[str, Any] = msgspec.field(default_factory=dict)
@@ -49,7 +48,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class RemotingAnswer(msgspec.Struct, frozen=True):
-    """An answer to a request. Its code is 0 unless it is an error."""
+    """The answer to a request. `code` is 0, or the code of an error."""
 
     code: int
     text: str
@@ -69,9 +68,9 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
     Args:
         id: the id that RocketMQ's tools show: the broker's address and the log offset.
-        queue_offset: its offset in its queue.
-        log_offset: its offset in the log.
-        retries: how often it was redelivered.
+        queue_offset: the offset in its queue.
+        log_offset: the offset in the broker's log.
+        retries: the number of redeliveries.
     """
 
     id: str
@@ -103,8 +102,8 @@ def encode(request: Request, opaque: int, keys: tuple[str, str] = ("", "")) -> b
     Return the frame of a request.
 
     Args:
-        opaque: the number of the request, which its answer repeats.
-        keys: access key and secret key to sign it with; empty: do not sign. Source: apache/rocketmq AclClientRPCHook.
+        opaque: the number of the request, which the answer repeats.
+        keys: access key and secret key to sign the request with; empty: do not sign. Source: apache/rocketmq AclClientRPCHook.
     """
     access_key, secret_key = keys
     fields = {name: _text(value) for name, value in request.fields.items()}
@@ -133,7 +132,7 @@ def _text(value: object) -> str:
 
 
 def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
-    """Return the size of the frame at an offset of the received data. None: its header is incomplete."""
+    """Return the size of the frame that begins at an offset of the received data. None: the header is incomplete."""
     if len(data) - at < HEADER_BYTES:
         return None
     size: int = struct.unpack_from(">i", data, at)[0]
@@ -141,7 +140,7 @@ def frame_size(data: bytes | bytearray, at: int = 0) -> int | None:
 
 
 def decode(frame: bytes) -> tuple[int, RemotingAnswer | None]:
-    """Return the number of a request and its answer. None instead of an answer: the frame is a request of the broker."""
+    """Return the number of a request and the answer; None instead of the answer if the frame is a request from the broker."""
     size = struct.unpack_from(">i", frame, 4)[0] & HEAD_SIZE
     head = _read_head(frame[HEADER_BYTES : HEADER_BYTES + size])
     if not head.flag & IS_ANSWER:
@@ -150,7 +149,7 @@ def decode(frame: bytes) -> tuple[int, RemotingAnswer | None]:
 
 
 def stored_messages(data: bytes) -> Iterator[StoredMessage]:
-    """Yield the messages of a broker's answer, which are concatenated as in its log."""
+    """Yield the messages in the body of a broker's answer, where they are concatenated as in the broker's log."""
     at = 0
     while at < len(data):
         (size,) = struct.unpack_from(">i", data, at)
@@ -186,9 +185,9 @@ def stored_message(data: bytes) -> StoredMessage:
     at += topic_size
     (properties_size,) = struct.unpack_from(">h", data, at)
     properties = read_properties(data[at + 2 : at + 2 + properties_size].decode(errors="replace"))
-    place = (host + data[28:36]).hex().upper()
-    when = datetime.fromtimestamp(stored_at / 1000, UTC)
-    return StoredMessage(place, topic, queue, properties, flag, retries, when, body, queue_offset, log_offset)
+    message_id = (host + data[28:36]).hex().upper()
+    stored_time = datetime.fromtimestamp(stored_at / 1000, UTC)
+    return StoredMessage(message_id, topic, queue, properties, flag, retries, stored_time, body, queue_offset, log_offset)
 
 
 def read_properties(text: str) -> dict[str, str]:

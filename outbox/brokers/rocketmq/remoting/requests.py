@@ -39,28 +39,28 @@ TOPICS_OF_GROUP = 343
 GET_TOPIC_CONFIG = 351
 GET_GROUP_CONFIG = 352
 
-# Answers. Source: apache/rocketmq ResponseCode.
+# Codes of answers. Source: apache/rocketmq ResponseCode.
 SYSTEM_ERROR = 1
 SYSTEM_BUSY = 2
 NO_PERMISSION = 16
 NO_SUCH_TOPIC = 17
-NOTHING_MORE = 19
-AGAIN = 20
-ELSEWHERE = 21
+PULL_NOT_FOUND = 19
+PULL_RETRY_IMMEDIATELY = 20
+PULL_OFFSET_MOVED = 21
 NOTHING_FOUND = 22
 NO_SUCH_GROUP = 26
 
 READER = "TOOLS_CONSUMER"  # a group that every broker has, for tools that only read
-HAS_SUBSCRIPTION = 0x1 << 2  # flag of a pull that contains its subscription
-MAX_PULLED = 32  # the server's limit for a pull
-MAX_FOUND = 64  # the server's limit for a query
-ANY_QUEUE = -1
+HAS_SUBSCRIPTION = 0x1 << 2  # flag of a pull that contains the filter of messages
+MAX_PULLED = 32  # the server's limit of messages in the answer to a pull
+MAX_FOUND = 64  # the server's limit of messages in the answer to a query
+ANY_QUEUE = -1  # the broker chooses a queue
 
 COMMIT_TYPE, ROLLBACK_TYPE = 8, 12
 
 
 def update_topic(name: str, kind: TopicType, queues: int) -> Request:
-    """Return a request to create a topic, or to give one that is there these queues. A broker refuses another type."""
+    """Return a request to create a topic, or to change the queues of an existing one. A broker rejects a change of the type."""
     fields = {
         "topic": name,
         "defaultTopic": "TBW102",
@@ -76,7 +76,7 @@ def update_topic(name: str, kind: TopicType, queues: int) -> Request:
 
 
 def update_group(name: str, *, is_ordered: bool, retries: int) -> Request:
-    """Return a request to create a consumer group, or to give one that is there these settings."""
+    """Return a request to create a consumer group, or to change the settings of an existing one."""
     group = {
         "groupName": name,
         "consumeEnable": True,
@@ -91,14 +91,14 @@ def update_group(name: str, *, is_ordered: bool, retries: int) -> Request:
 
 
 def query(topic: str, key: str) -> Request:
-    """Return a request for the messages of a topic that have a key, or this id."""
+    """Return a request for the messages of a topic that have a key or id."""
     end = int(time.time() * 1000) + 24 * 3600 * 1000
     fields = {"topic": topic, "key": key, "maxNum": MAX_FOUND, "beginTimestamp": 0, "endTimestamp": end}
     return Request(QUERY_MESSAGE, fields)
 
 
 def found(answer: RemotingAnswer, key: str) -> list[StoredMessage]:
-    """Return the messages that a query found, without hash collisions of the broker's index. Raises RemotingError."""
+    """Return the messages that a query found. Hash collisions of the broker's index are left out. Raises RemotingError."""
     if answer.code in (NOTHING_FOUND, NO_SUCH_TOPIC):
         return []
     messages = stored_messages(answer.checked().body)
@@ -115,7 +115,7 @@ def view(log_offset: int) -> Request:
 
 
 def viewed(answer: RemotingAnswer) -> StoredMessage | None:
-    """Return the message that was requested by `view`. None: no message begins at the offset. Raises RemotingError."""
+    """Return the message from the answer to `view`. None: no message begins at the offset. Raises RemotingError."""
     if answer.code == SYSTEM_ERROR:
         return None
     answer.checked()
@@ -126,7 +126,7 @@ def viewed(answer: RemotingAnswer) -> StoredMessage | None:
 
 
 def pull(topic: str, queue: int, offset: int, *, group: str = READER) -> Request:
-    """Return a request for the messages of a queue from an offset on, without a consumer group's offset."""
+    """Return a request for the messages of a queue from an offset on. It does not change the group's offset."""
     return Request(
         PULL_MESSAGE,
         {
@@ -145,24 +145,24 @@ def pull(topic: str, queue: int, offset: int, *, group: str = READER) -> Request
 
 
 def pulled(answer: RemotingAnswer) -> tuple[list[StoredMessage], int]:
-    """Return the pulled messages and the next offset, which is unchanged at the end of the queue. Raises RemotingError."""
-    if answer.code not in (0, NOTHING_MORE, AGAIN, ELSEWHERE):
+    """Return the pulled messages and the next offset, which at the end of the queue is the same one. Raises RemotingError."""
+    if answer.code not in (0, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, PULL_OFFSET_MOVED):
         raise RemotingError(answer.code, answer.text)
     return list(stored_messages(answer.body)), int(answer.fields["nextBeginOffset"])
 
 
 def offset_at(topic: str, queue: int, milliseconds: int) -> Request:
-    """Return a request for the first offset of a queue since a time (since 1970); it is `offset` in the answer's fields."""
+    """Return a request for the offset of a queue's first message since a time; the answer has it in the field `offset`."""
     return Request(SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": queue, "timestamp": milliseconds})
 
 
 def end_of(topic: str, queue: int) -> Request:
-    """Return a request for the end of a queue; it is `offset` in the answer's fields."""
+    """Return a request for the offset at which a queue ends; the answer has it in the field `offset`."""
     return Request(GET_MAX_OFFSET, {"topic": topic, "queueId": queue})
 
 
 def offset_of(group: str, topic: str) -> Request:
-    """Return a request for a group's offset in the only queue of a topic; it is `offset` in the answer's fields."""
+    """Return a request for a group's offset in the only queue of a topic; the answer has it in the field `offset`."""
     return Request(QUERY_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0})
 
 
@@ -182,11 +182,11 @@ def send(
     born_at: int | None = None,
 ) -> Request:
     """
-    Return a request to store a message. In the answer's fields, `msgId` ends with the log offset, 16 hex digits.
+    Return a request to store a message. The answer's field `msgId` ends with the offset in the log, in 16 hexadecimal digits.
 
     Args:
-        group: the producer group, which the broker asks about a half message.
-        flag: the system flag: how the body is compressed, and whether it is a half message.
+        group: the producer group to which the broker sends check-backs.
+        flag: the system flags: whether the body is compressed, and whether this is a half message.
         born_at: milliseconds since 1970; by default now.
     """
     fields = {
@@ -207,7 +207,14 @@ def send(
 
 
 def end(topic: str, half_id: str, queue_offset: int, log_offset: int, kind: int) -> Request:
-    """Return a request to end the half message at a place. The broker checks neither its id nor whether it was ended before."""
+    """
+    Return a request to end (commit or roll back) the half message at a place.
+
+    The broker checks neither the half message's id nor whether it was ended before.
+
+    Args:
+        kind: COMMIT_TYPE or ROLLBACK_TYPE.
+    """
     return Request(
         END_TRANSACTION,
         {

@@ -225,7 +225,7 @@ class PortStub:
         at = int(fields["queueOffset"])
         found = self.log.of(fields["topic"], int(fields["queueId"]))[at:][: int(fields["maxMsgNums"])]
         behind = {"nextBeginOffset": str(at + len(found))}
-        return RemotingAnswer(0 if found else requests.NOTHING_MORE, "", behind, b"".join(map(write_stored, found)))
+        return RemotingAnswer(0 if found else requests.PULL_NOT_FOUND, "", behind, b"".join(map(write_stored, found)))
 
     def _offset_of(self, fields: Mapping[str, Any], body: bytes) -> RemotingAnswer:
         return RemotingAnswer(requests.NOTHING_FOUND, "no offset of the group", {}, b"")

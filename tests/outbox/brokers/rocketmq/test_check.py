@@ -72,7 +72,7 @@ class TestCheck:
         server.make_group(name)
 
         assert [problem.text.partition(" of topic")[0] for problem in found] == [
-            f"Broker {server.broker} gives a message up after 17 deliveries to group {name}"
+            f"Broker {server.broker} moves a message to a dead-letter queue after 17 deliveries to group {name}"
         ]
         assert [problem for problem in broker.check() if name in problem.text] == []
 

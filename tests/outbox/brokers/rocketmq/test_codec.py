@@ -22,7 +22,7 @@ LONG = b"an order, and again " * 500
 UNREADABLE = {
     "zstd": (b"\x28\xb5\x2f\xfd and so on", "neither gzip nor zlib"),
     "cut off": (zlib.compress(LONG)[:-9], "cut off"),
-    "a bomb": (zlib.compress(bytes(17 * 1024 * 1024)), "more than 16777216 bytes without compression"),
+    "a bomb": (zlib.compress(bytes(17 * 1024 * 1024)), "decompresses to more than 16777216 bytes"),
 }
 
 

@@ -31,7 +31,7 @@ class TestChoose:
         assert [avoidance.choose(turn) for turn in ([A, B], [B, A], [A, B])] == [A, B, A]
 
     def test_leaves_alone_one_that_failed_for_a_while(self, avoidance: FaultStrategy, clock: Clock):
-        avoidance.note_failure(A)
+        avoidance.record_failure(A)
 
         assert avoidance.choose([A, B]) == B
         clock.now += 9.9
@@ -43,7 +43,7 @@ class TestChoose:
     def test_leaves_alone_one_that_was_slow_the_longer_the_slower(
         self, avoidance: FaultStrategy, clock: Clock, took: float, seconds: float
     ):
-        avoidance.note_answer(A, took)
+        avoidance.record_answer(A, took)
 
         clock.now += seconds - 0.1
         assert avoidance.choose([A, B]) == (B if seconds else A)
@@ -51,15 +51,15 @@ class TestChoose:
         assert avoidance.choose([A, B]) == A
 
     def test_takes_one_again_that_answered_quickly(self, avoidance: FaultStrategy):
-        avoidance.note_failure(A)
-        avoidance.note_answer(A, 0.01)
+        avoidance.record_failure(A)
+        avoidance.record_answer(A, 0.01)
 
         assert avoidance.choose([A, B]) == A
 
     def test_takes_the_one_that_is_free_soonest_where_all_have_failed(self, avoidance: FaultStrategy):
-        avoidance.note_answer(A, 6.0)
-        avoidance.note_answer(B, 2.0)
-        avoidance.note_flow_control(C)
+        avoidance.record_answer(A, 6.0)
+        avoidance.record_answer(B, 2.0)
+        avoidance.record_flow_control(C)
 
         assert avoidance.choose([A, B, C]) == C
 
@@ -68,7 +68,7 @@ class TestFlowControl:
     def test_waits_longer_each_time_it_is_said_again(self, avoidance: FaultStrategy, clock: Clock):
         waits = []
         for _ in range(14):
-            waits.append(avoidance.note_flow_control(A))
+            waits.append(avoidance.record_flow_control(A))
             clock.now += waits[-1] + 0.01
 
         assert waits[:3] == pytest.approx([1.0, 1.6, 2.56])
@@ -76,27 +76,27 @@ class TestFlowControl:
 
     @pytest.mark.parametrize(("random", "wait"), [(0.0, 0.8), (1.0, 1.2)])
     def test_spreads_the_waits(self, clock: Clock, random: float, wait: float):
-        assert FaultStrategy(clock, random=lambda: random).note_flow_control(A) == pytest.approx(wait)
+        assert FaultStrategy(clock, random=lambda: random).record_flow_control(A) == pytest.approx(wait)
 
     def test_counts_once_what_is_said_to_requests_that_were_under_way(self, avoidance: FaultStrategy):
-        assert [avoidance.note_flow_control(A) for _ in range(32)] == [1.0] + [0.0] * 31
+        assert [avoidance.record_flow_control(A) for _ in range(32)] == [1.0] + [0.0] * 31
         assert avoidance.backoff_seconds(A) == pytest.approx(1.0)
 
     def test_is_not_over_by_an_answer_to_a_request_that_was_under_way(self, avoidance: FaultStrategy, clock: Clock):
-        avoidance.note_flow_control(A)
+        avoidance.record_flow_control(A)
 
-        avoidance.note_answer(A, 0.01)
+        avoidance.record_answer(A, 0.01)
 
         assert avoidance.backoff_seconds(A) > 0
 
     def test_is_forgotten_when_a_message_is_taken_again(self, avoidance: FaultStrategy, clock: Clock):
-        avoidance.note_flow_control(A)
+        avoidance.record_flow_control(A)
         clock.now += 1.1
-        avoidance.note_answer(A, 0.01)
+        avoidance.record_answer(A, 0.01)
 
-        assert avoidance.note_flow_control(A) == 1.0
+        assert avoidance.record_flow_control(A) == 1.0
 
     def test_concerns_one_server(self, avoidance: FaultStrategy):
-        avoidance.note_flow_control(A)
+        avoidance.record_flow_control(A)
 
         assert avoidance.backoff_seconds(B) == 0

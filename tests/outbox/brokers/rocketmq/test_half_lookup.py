@@ -14,7 +14,8 @@ from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.options import RocketMQOptions
 from outbox.brokers.rocketmq.places import HalfPlace
-from outbox.brokers.rocketmq.remoting import ports, requests
+from outbox.brokers.rocketmq.remoting import requests
+from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.outbox.brokers.rocketmq.stub import Stub
@@ -157,7 +158,7 @@ class TestByReading:
         [standing] = unanswered.look_up([ref(half, place="")])
 
         assert standing is HIDDEN
-        assert unanswered.found == {"m.1": HalfPlace("broker-a", again.log_offset, again.queue_offset)}
+        assert unanswered.places == {"m.1": HalfPlace("broker-a", again.log_offset, again.queue_offset)}
 
     def test_is_gone_where_neither_is_there(self, port: PortStub, half: StoredMessage, look_up: LookUp):
         named = ref(half)
@@ -250,7 +251,7 @@ class TestUnknown:
     def test_is_what_a_broker_says_that_has_just_come_back(self, port: PortStub, half: StoredMessage, client: RocketMQClient):
         """What waited at its port while it was frozen or away is done about now."""
         seconds = [0.0]
-        client.ports = ports.Ports(client.options, clock=lambda: seconds[0])
+        client.remoting = RemotingClient(client.options, clock=lambda: seconds[0])
         unanswered = HalfLookup(client)
         port.close_at(QUERY, does=False, times=1)
 

@@ -177,7 +177,7 @@ class TestAnswer:
         [outcome] = newcomer.end([half], COMMIT)
 
         assert (outcome.status, outcome.ended) == (SendStatus.UNAVAILABLE, None)
-        assert "Not ended" in outcome.reason
+        assert "was not sent" in outcome.reason
 
 
 class TestWithin:

@@ -19,7 +19,7 @@ from outbox.brokers.owners import GroupOwner
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.client import RocketMQClient
 from outbox.brokers.rocketmq.options import RocketMQOptions
-from outbox.brokers.rocketmq.owners import AGAIN_SECONDS, UNANSWERED, RocketMQOwners
+from outbox.brokers.rocketmq.owners import NAME_SERVER_ERRORS, RETRY_SECONDS, RocketMQOwners
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
@@ -114,7 +114,7 @@ class TestNameServers:
         first.say(requests.PUT_KV_CONFIG, requests.SYSTEM_ERROR, "disk full", times=1)
         shop = owners_of(SHOP)
         assert shop.may_receive("billing")
-        clock.now += AGAIN_SECONDS
+        clock.now += RETRY_SECONDS
 
         assert shop.may_receive("billing")
 
@@ -125,7 +125,7 @@ class TestNameServers:
         owners_of(SHOP).may_receive("billing")
         second.stop()
 
-        with pytest.raises(UNANSWERED):
+        with pytest.raises(NAME_SERVER_ERRORS):
             owners_of(BLOG).take_over("billing")
 
         second.start()

@@ -1,8 +1,9 @@
 """
-Messages that the server gave up: over `retryMaxTimes` it moves a message to the topic `%DLQ%<group>`.
+The server's dead-letter queues: after `retryMaxTimes` redeliveries the server moves a message to the topic `%DLQ%<group>`.
 
-They are read at the brokers' own ports, from the group's offset in that topic, and an acknowledgement moves the offset to the
-first one that is not acknowledged. Nobody holds them: two processes may receive the same message, and store it once.
+These messages are read over the remoting protocol, from the group's offset in that topic on. An acknowledgement moves the offset
+to the first unacknowledged message. Received messages do not become invisible, so two processes may receive the same one; the
+group's database stores it once.
 """
 
 from __future__ import annotations
@@ -22,28 +23,30 @@ from outbox.logs import get_logger, log_fields
 
 logger = get_logger(__name__)
 
-AGAIN_SECONDS = 60.0  # after a broker's port has not answered
+RETRY_SECONDS = 60.0  # nothing is read for this time after a broker did not answer
 
-GIVEN_UP_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
+DLQ_PREFIX, RETRY_PREFIX = "%DLQ%", "%RETRY%"
 
 NO_OFFSET_CODES = {requests.NOTHING_FOUND, requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP}
-NOTHING_CODES = {requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP, requests.NO_PERMISSION}  # no topic: nothing was ever given up
+# Answers to a pull that count as an empty queue: the server creates the topic when it first moves a message there, and without a
+# permission nothing can be read.
+EMPTY_CODES = {requests.NO_SUCH_TOPIC, requests.NO_SUCH_GROUP, requests.NO_PERMISSION}
 
 
-class GivenUpQueue(NamedTuple):
-    """The only queue of `%DLQ%<group>` on a broker (host:port)."""
+class DeadLetterQueue(NamedTuple):
+    """The only queue that the topic `%DLQ%<group>` has on a broker (host:port)."""
 
     broker: str
     server_group: str
 
     @property
     def topic(self) -> str:
-        return GIVEN_UP_PREFIX + self.server_group
+        return DLQ_PREFIX + self.server_group
 
 
-class GivenUpReader:
+class DeadLetterReader:
     """
-    Reads what the server gave up, through one client.
+    Reads the server's dead-letter queues, through one client.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -52,23 +55,30 @@ class GivenUpReader:
     def __init__(self, client: RocketMQClient, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
-        self._again_at = float("-inf")
-        self._first: dict[GivenUpQueue, int] = {}  # the offset of the first message that is not acknowledged
-        self._acked: dict[GivenUpQueue, set[int]] = {}  # the offsets of acknowledged messages from there on
+        self._retry_at = float("-inf")
+        self._first_unacked: dict[DeadLetterQueue, int] = {}  # the offset of the first unacknowledged message
+        self._acked: dict[DeadLetterQueue, set[int]] = {}  # the offsets of later messages that are acknowledged
 
     def receive(self, group: str, server_groups: Collection[str], topics: Collection[str], limit: int) -> list[Delivery]:
         """
-        Return up to `limit` messages of some topics that are not acknowledged.
+        Return up to `limit` unacknowledged messages of the given topics.
 
-        Consumers need no port of a broker for anything else, so if one does not answer, nothing is read for a while.
+        If a broker does not answer, nothing is read for a while. Consumers continue, since all else that they need goes through a
+        proxy.
         """
-        if self._clock() < self._again_at:
+        if self._clock() < self._retry_at:
             return []
         try:
             messages = self._client.run(self._read_all(server_groups, topics, limit))
         except (RemotingError, ConnectionError) as error:
-            self._again_at = self._clock() + AGAIN_SECONDS
-            logger.warning("What RocketMQ gave up of group %r is not read: %s", group, error, extra=log_fields(group=group))
+            self._retry_at = self._clock() + RETRY_SECONDS
+            logger.warning(
+                "The dead-letter queues of group %r cannot be read; retrying in %.0f s: %s",
+                group,
+                RETRY_SECONDS,
+                error,
+                extra=log_fields(group=group),
+            )
             return []
         return [
             stored_delivery(
@@ -82,56 +92,56 @@ class GivenUpReader:
         ]
 
     def count(self, server_groups: Collection[str], topics: Collection[str]) -> dict[str, int]:
-        """Return the number of messages that are not acknowledged, by topic. Raises BrokerUnavailable."""
-        with _broker_errors():
+        """Return the number of unacknowledged messages by topic. Raises BrokerUnavailable."""
+        with _raise_unavailable():
             messages = self._client.run(self._read_all(server_groups, topics, None))
         return dict(Counter(_original_topic(*message) for message in messages))
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge messages. Raises BrokerUnavailable."""
-        with _broker_errors():
+        with _raise_unavailable():
             self._client.run(self._ack(deliveries))
 
     async def _read_all(
         self, server_groups: Collection[str], topics: Collection[str], limit: int | None
-    ) -> list[tuple[GivenUpQueue, StoredMessage]]:
-        messages: list[tuple[GivenUpQueue, StoredMessage]] = []
+    ) -> list[tuple[DeadLetterQueue, StoredMessage]]:
+        messages: list[tuple[DeadLetterQueue, StoredMessage]] = []
         for broker in await self._client.brokers():
-            for queue in [GivenUpQueue(broker, server_group) for server_group in sorted(server_groups)]:
+            for queue in [DeadLetterQueue(broker, server_group) for server_group in sorted(server_groups)]:
                 offset = await self._read_offset(queue)
                 while offset is not None and (limit is None or len(messages) < limit):
                     pulled, offset = await self._pull(queue, offset)
                     messages += [(queue, stored) for stored in pulled if _original_topic(queue, stored) in topics]
         return messages[:limit]
 
-    async def _read_offset(self, queue: GivenUpQueue) -> int | None:
-        """Return the group's offset in a queue. None: the broker denies it."""
-        self._first.pop(queue, None)
+    async def _read_offset(self, queue: DeadLetterQueue) -> int | None:
+        """Return the group's offset in a queue. None: the broker denies access to it."""
+        self._first_unacked.pop(queue, None)
         answer = await self._ask(queue, requests.offset_of(queue.server_group, queue.topic))
         if answer.code == requests.NO_PERMISSION:
             return None
         return 0 if answer.code in NO_OFFSET_CODES else int(answer.checked().fields["offset"])
 
-    async def _pull(self, queue: GivenUpQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
-        """Return the messages at an offset that are not acknowledged, and the next offset; None at the end of the queue."""
+    async def _pull(self, queue: DeadLetterQueue, offset: int) -> tuple[list[StoredMessage], int | None]:
+        """Return the unacknowledged messages from an offset on, and the next offset; None at the end of the queue."""
         answer = await self._ask(queue, requests.pull(queue.topic, 0, offset, group=queue.server_group))
-        if answer.code in NOTHING_CODES:
+        if answer.code in EMPTY_CODES:
             return [], None
         messages, next_offset = requests.pulled(answer)
-        if messages and queue not in self._first:
-            first = self._first[queue] = messages[0].queue_offset
+        if messages and queue not in self._first_unacked:
+            first = self._first_unacked[queue] = messages[0].queue_offset
             self._acked[queue] = {acked for acked in self._acked.get(queue, ()) if acked >= first}
         return (
             [stored for stored in messages if stored.queue_offset not in self._acked[queue]],
             next_offset if next_offset > offset else None,
         )
 
-    async def _ask(self, queue: GivenUpQueue, request: Request) -> RemotingAnswer:
-        """Ask about a queue. Without a right consumers go on, and the log names it."""
-        answer = await self._client.ports.ask(queue.broker, request)
+    async def _ask(self, queue: DeadLetterQueue, request: Request) -> RemotingAnswer:
+        """Send a request about a queue, and log a missing permission, without which consumers must continue, too."""
+        answer = await self._client.remoting.ask(queue.broker, request)
         if answer.code == requests.NO_PERMISSION:
             logger.warning(
-                "What broker %s gave up is not read: grant ACCESS_KEY Get and Sub on Topic:%s and Group:%s (ACL 2.0).",
+                "A dead-letter queue of broker %s is not read: grant ACCESS_KEY Get and Sub on Topic:%s and Group:%s (ACL 2.0).",
                 queue.broker,
                 queue.topic,
                 queue.server_group,
@@ -139,29 +149,29 @@ class GivenUpReader:
         return answer
 
     async def _ack(self, deliveries: Sequence[Delivery]) -> None:
-        queues: set[GivenUpQueue] = set()
+        queues: set[DeadLetterQueue] = set()
         for delivery in deliveries:
             broker, server_group, offset = delivery.receipt.split(" ")
-            queues.add(queue := GivenUpQueue(broker, server_group))
+            queues.add(queue := DeadLetterQueue(broker, server_group))
             self._acked.setdefault(queue, set()).add(int(offset))
-        for queue in queues & self._first.keys():
-            first = self._first[queue]
+        for queue in queues & self._first_unacked.keys():
+            first = self._first_unacked[queue]
             while first in self._acked[queue]:
                 first += 1
-            if first > self._first[queue]:
+            if first > self._first_unacked[queue]:
                 request = requests.move_offset(queue.server_group, queue.topic, first)
-                (await self._client.ports.ask(queue.broker, request)).checked()
-                self._first[queue] = first
+                (await self._client.remoting.ask(queue.broker, request)).checked()
+                self._first_unacked[queue] = first
 
 
-def _original_topic(queue: GivenUpQueue, stored: StoredMessage) -> str:
-    """Return the topic of a message before it was given up. RETRY_TOPIC may name the retry topic, `%RETRY%<group>_<topic>`."""
+def _original_topic(queue: DeadLetterQueue, stored: StoredMessage) -> str:
+    """Return the topic that a message was sent to. RETRY_TOPIC may have the retry topic instead, `%RETRY%<group>_<topic>`."""
     return stored.properties.get("RETRY_TOPIC", stored.topic).removeprefix(f"{RETRY_PREFIX}{queue.server_group}_")
 
 
 @contextmanager
-def _broker_errors() -> Iterator[None]:
+def _raise_unavailable() -> Iterator[None]:
     try:
         yield
     except (RemotingError, ConnectionError) as error:
-        raise BrokerUnavailable(f"What RocketMQ gave up cannot be counted or acknowledged: {error}") from error
+        raise BrokerUnavailable(f"RocketMQ's dead-letter queues cannot be counted or acknowledged: {error}") from error

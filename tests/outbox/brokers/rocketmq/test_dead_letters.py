@@ -68,9 +68,9 @@ class TestReceiveGivenUp:
         given_up = [broker.receive_given_up("group", broker.topics, limit=10) for _ in range(2)]
 
         assert given_up == [[], []]
-        assert caplog.text.count("What RocketMQ gave up of group 'group' is not read") == 1
+        assert caplog.text.count("The dead-letter queues of group 'group' cannot be read") == 1
         assert [delivery.body for delivery in acts.receive(broker=broker, count=1)] == [b"a"]
-        with pytest.raises(BrokerUnavailable, match="own port does not answer"):
+        with pytest.raises(BrokerUnavailable, match="does not answer at its remoting port"):
             broker.backlog("group")
 
     @pytest.mark.parametrize("code", [requests.QUERY_CONSUMER_OFFSET, requests.PULL_MESSAGE])

@@ -1,8 +1,8 @@
 """
-The brokers' own ports: their addresses, and a connection to each.
+The client of the remoting protocol: the addresses of brokers, and a connection to each broker and name server.
 
-A broker's address comes from OPTIONS["BROKER_ADDRESSES"], or else from a name server, which is asked again from time to time and
-when a broker does not answer.
+A broker's address comes from OPTIONS["BROKER_ADDRESSES"], otherwise from a name server, which is asked again periodically and
+after a broker did not answer.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from outbox.brokers.rocketmq.routes import MISSING_SECONDS, RETRY_SECONDS, ROUTE
 from outbox.brokers.rocketmq.singleflight import SingleFlight
 
 MASTER = "0"
-A_BROKER = b'"brokerName"'  # in the JSON of brokers, which is asked for too often to be parsed
-NUMBER_KEY = re.compile(rb"([{,])(\d+):")
+A_BROKER = b'"brokerName"'  # the JSON of a cluster contains this if it has a broker; it is read too often to be parsed
+NUMBER_KEY = re.compile(rb"([{,])(\d+):")  # a key that is not quoted, so that the JSON is invalid
 
-AFTER_FAILURE_SECONDS = 1.0  # after a failure, fail at once for this long: each new attempt may take a whole time-out
-IDLE_SECONDS = 30.0  # a broker without a request for longer than this may have been frozen
+REFUSE_SECONDS = 1.0  # for this time after a failed connection attempt, fail at once, since each attempt may take a full timeout
+IDLE_SECONDS = 30.0  # a server that was not asked for longer than this may have been frozen meanwhile
 
-# Address -> (since when the server has answered every request of this process, when it answered last).
-_answering: dict[str, tuple[float, float]] = {}
+# Address -> since when the server has answered every request of this process, and when it answered last.
+_answering_since: dict[str, tuple[float, float]] = {}
 
 
-class Ports:
+class RemotingClient:
     """
-    Sends requests to brokers and name servers. In the thread of one loop only.
+    Sends requests to brokers and name servers. Use it only in the thread of one event loop.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -43,44 +43,44 @@ class Ports:
     def __init__(self, options: RocketMQOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
-        # topic -> valid until, {broker: (named at, address)}
+        # topic -> (valid until, {broker: (when a name server last reported it, address)})
         self._known: dict[str, tuple[float, dict[str, tuple[float, str]]]] = {}
-        self._name_servers = list(options.name_servers)  # the one that answered last comes first
+        self._name_servers = list(options.name_servers)  # the name server that answered last is the first
         self._connections: dict[str, RemotingConnection] = {}
-        self._failed: dict[str, tuple[float, NotConnected]] = {}
+        self._failed: dict[str, tuple[float, NotConnected]] = {}  # address -> when an attempt to connect failed, its error
         self._silent: set[str] = set()  # addresses of servers whose last request was not answered
         self._opening: SingleFlight[RemotingConnection] = SingleFlight()
-        self._asking: SingleFlight[dict[str, str]] = SingleFlight()
+        self._queries: SingleFlight[dict[str, str]] = SingleFlight()
         self._tls: ssl.SSLContext | None = None
 
     @property
-    def are_known(self) -> bool:
-        """Whether OPTIONS name brokers or name servers."""
+    def is_configured(self) -> bool:
+        """Whether OPTIONS has NAME_SERVERS or BROKER_ADDRESSES."""
         return bool(self._options.name_servers or self._options.broker_addresses)
 
     async def addresses(self, topic: str) -> dict[str, str]:
         """
-        Return the brokers of a topic, also those that went down recently: name -> host:port of its master.
+        Return the brokers of a topic, including those that went down recently: name -> host:port of the master.
 
         Raises:
-            NotConnected: no name server answers, and the topic is not known yet.
+            NotConnected: no name server answers, and the topic's brokers are not cached.
         """
         if not self._options.name_servers:
             return dict(self._options.broker_addresses)
         valid_until, known = self._known.get(topic, (0.0, {}))
         if self._clock() >= valid_until:
             try:
-                named = await self._asking.join(topic, partial(self._ask_name_servers, topic))
+                reported = await self._queries.join(topic, partial(self._ask_name_servers, topic))
             except NotConnected:
                 if topic not in self._known:
                     raise
-                named = {}
+                reported = {}
             now = self._clock()
-            # A name server does not name a broker that is down. Keep its address for a while, and ask again soon.
+            # A name server omits a broker that is down. Keep its address for a while, and ask again soon if all are missing.
             known = {name: entry for name, entry in known.items() if now - entry[0] < MISSING_SECONDS}
-            known |= {name: (now, address) for name, address in named.items()}
+            known |= {name: (now, address) for name, address in reported.items()}
 
-            self._known[topic] = now + (ROUTE_SECONDS if named else RETRY_SECONDS), known
+            self._known[topic] = now + (ROUTE_SECONDS if reported else RETRY_SECONDS), known
         return {name: self._options.broker_addresses.get(name, address) for name, (_, address) in known.items()}
 
     async def has_brokers(self) -> bool:
@@ -92,7 +92,7 @@ class Ports:
 
     async def masters(self) -> dict[str, str]:
         """
-        Return all brokers that the name servers know, or those of OPTIONS if there is none: name -> host:port of its master.
+        Return all brokers of the cluster: name -> host:port of the master. Without name servers, return those of OPTIONS.
 
         Raises:
             NotConnected: no name server answers, or none knows a broker.
@@ -100,18 +100,18 @@ class Ports:
         if not self._options.name_servers:
             return dict(self._options.broker_addresses)
         cluster = json.loads(NUMBER_KEY.sub(rb'\1"\2":', await self._ask_for_cluster()))
-        named = _masters(cluster["brokerAddrTable"].values())
-        if not named:
+        reported = _masters(cluster["brokerAddrTable"].values())
+        if not reported:
             raise NotConnected("No name server knows a broker.")
-        return {name: self._options.broker_addresses.get(name, address) for name, address in named.items()}
+        return {name: self._options.broker_addresses.get(name, address) for name, address in reported.items()}
 
     def invalidate(self, topic: str) -> None:
-        """Ask for the brokers of a topic again at their next use."""
+        """Ask the name servers for the brokers of a topic again when they are next needed."""
         if topic in self._known:
             self._known[topic] = 0.0, self._known[topic][1]
 
     async def connect(self, address: str) -> None:
-        """Connect to the server at host:port, so that the next request is sent at once. Raises NotConnected."""
+        """Connect to the server at host:port now, so that the next request need not. Raises NotConnected."""
         await self._connection(address)
 
     async def ask(self, address: str, request: Request) -> RemotingAnswer:
@@ -120,33 +120,37 @@ class Ports:
 
         Raises:
             NotConnected: the request was not sent.
-            NoAnswer: it was sent and not answered.
+            NoAnswer: the request was sent and not answered.
         """
         try:
             answer = await (await self._connection(address)).ask(request)
         except (NotConnected, NoAnswer) as error:
-            _answering.pop(address, None)
+            _answering_since.pop(address, None)
             if isinstance(error, NoAnswer):
                 self._silent.add(address)
             raise
         now = self._clock()
-        since, last = _answering.get(address, (now, now))
-        _answering[address] = (since if now - last < IDLE_SECONDS else now), now
+        since, last = _answering_since.get(address, (now, now))
+        _answering_since[address] = (since if now - last < IDLE_SECONDS else now), now
         return answer
 
     async def find(self, address: str, topic: str, key: str) -> list[StoredMessage]:
-        """Return the messages of a topic on a broker that have a key, or this id. Raises as `ask`, and RemotingError."""
+        """Return the messages of a topic on a broker that have a key or id. Raises the errors of `ask`, and RemotingError."""
         return requests.found(await self.ask(address, requests.query(topic, key)), key)
 
     async def view(self, address: str, log_offset: int, wire_id: str) -> StoredMessage | None:
-        """Return the message at an offset of a broker's log, if it has this id. Raises as `ask`, and RemotingError."""
+        """
+        Return the message at an offset of a broker's log, if it has the given id, otherwise None.
+
+        Raises the same errors as `ask`, and RemotingError.
+        """
         stored = requests.viewed(await self.ask(address, requests.view(log_offset)))
         return stored if stored is not None and stored.properties.get("UNIQ_KEY") == wire_id else None
 
     def answering_for(self, address: str) -> float:
         """Return for how many seconds a server has answered every request of this process."""
         now = self._clock()
-        return now - _answering.get(address, (now, now))[0]
+        return now - _answering_since.get(address, (now, now))[0]
 
     def close(self) -> None:
         """Close the connections."""
@@ -155,12 +159,12 @@ class Ports:
         self._connections.clear()
 
     async def _connection(self, address: str) -> RemotingConnection:
-        """Return the connection to a server. Concurrent callers share one attempt to open it. Raises NotConnected."""
+        """Return the connection to a server. Concurrent callers share one attempt to connect. Raises NotConnected."""
         known = self._connections.get(address)
         if known is not None and known.is_open:
             return known
         failed_at, error = self._failed.get(address, (float("-inf"), None))
-        if error is not None and self._clock() - failed_at < AFTER_FAILURE_SECONDS:
+        if error is not None and self._clock() - failed_at < REFUSE_SECONDS:
             raise NotConnected(str(error))
         return await self._opening.join(address, partial(self._reopen, address))
 
@@ -175,10 +179,10 @@ class Ports:
 
     async def _open_and_probe(self, address: str) -> RemotingConnection:
         """
-        Connect to a server. If its last request was not answered, send a harmless one first, which is cheap for a busy broker.
+        Connect to a server. If it has not answered a request, first send it one that changes nothing and is cheap.
 
-        The machine of a frozen server still accepts connections. A message sent there may be stored when the server resumes, so
-        each retry could make one more copy.
+        The operating system of a frozen server still accepts connections. A message that is sent there may be stored when the
+        server resumes, so without this check each retry could store one more copy.
         """
         connection = await self._open(address)
         if address in self._silent:
@@ -201,29 +205,35 @@ class Ports:
 
     async def _ask_for_cluster(self) -> bytes:
         """
-        Ask one name server after the other for all brokers, until one knows any; the answer's JSON has numbers as keys.
+        Ask one name server after the other for all brokers, until one knows a broker. Return JSON, in which some keys are
+        numbers.
 
-        One that has just started knows none until they announce themselves, up to 30 s later.
+        A name server that has just started knows no broker until the brokers register with it, up to 30 s later.
 
         Raises:
-            NotConnected: none answers.
+            NotConnected: no name server answers.
         """
-        trouble, body = "there is none", None
+        reason, body = "OPTIONS has none", None
         for address in self._name_servers:
             try:
                 body = (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
             except (NotConnected, NoAnswer, RemotingError) as error:
-                trouble = str(error)
+                reason = str(error)
             else:
                 if A_BROKER in body:
                     break
         if body is None:
-            raise NotConnected(f"No name server returns the brokers: {trouble}")
+            raise NotConnected(f"No name server returns the brokers: {reason}")
         return body
 
     async def _ask_name_servers(self, topic: str) -> dict[str, str]:
-        """Ask one name server after the other, until one knows the topic. Raises NotConnected if none answers."""
-        trouble, is_missing = "there is none", False
+        """
+        Ask one name server after the other, until one knows the topic, for the masters of its brokers.
+
+        Raises:
+            NotConnected: no name server answers with the route, or that the topic is missing.
+        """
+        reason, is_missing = "OPTIONS has none", False
         for address in list(self._name_servers):
             try:
                 answer = await self.ask(
@@ -233,12 +243,12 @@ class Ports:
                 return _masters(json.loads(answer.checked().body)["brokerDatas"])
             except RemotingError as error:
                 is_missing = is_missing or error.code == requests.NO_SUCH_TOPIC
-                trouble = str(error)
+                reason = str(error)
             except (NotConnected, NoAnswer) as error:
-                trouble = str(error)
+                reason = str(error)
         if is_missing:
             return {}
-        raise NotConnected(f"No name server returns the route of topic {topic}: {trouble}")
+        raise NotConnected(f"No name server returns the route of topic {topic}: {reason}")
 
 
 def _masters(brokers: Iterable[dict[str, dict[str, str]]]) -> dict[str, str]:

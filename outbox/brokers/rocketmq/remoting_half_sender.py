@@ -1,8 +1,8 @@
 """
-Half messages, sent and ended at the brokers' own ports, which confirm an end.
+Sends half messages directly to the brokers, and commits or rolls them back there; the brokers confirm this.
 
-A confirmed COMMIT is as durable as a confirmed send. No request is retried here: an end without an answer may have taken
-effect, or may do so later, so the half message is looked up before it is ended again (`half_lookup.py`).
+A confirmed COMMIT is as durable as a confirmed send. No request is retried here: a COMMIT without an answer may have taken
+effect, or may do so later, so the half message is looked up before it is committed again (`half_lookup.py`).
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from outbox.brokers.base import Ended, HalfRef, HalfStatus, Outgoing, SendResult
 from outbox.brokers.rocketmq.half_lookup import HalfLookup
 from outbox.brokers.rocketmq.half_sender import ENDED, HalfSender
 from outbox.brokers.rocketmq.places import HalfPlace
-from outbox.brokers.rocketmq.port_sender import PortSender
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected
 from outbox.brokers.rocketmq.remoting.frames import RemotingError
+from outbox.brokers.rocketmq.remoting_sender import RemotingSender
 from outbox.brokers.rocketmq.statuses import status_of_end
 from outbox.brokers.validation import TOO_LATE
 from outbox.message import Resolution, TopicSpec
 
-KINDS = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.ROLLBACK_TYPE}
+END_TYPES = {Resolution.COMMIT: requests.COMMIT_TYPE, Resolution.ROLLBACK: requests.ROLLBACK_TYPE}
 
-NOT_FOUND = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="The broker does not find it by its id.")
+NOT_FOUND = SendResult(SendStatus.ACCEPTED, ended=Ended.NOT_FOUND, reason="No broker finds the half message by its id.")
 
 
-class PortHalfSender(HalfSender):
+class RemotingHalfSender(HalfSender):
     """
-    Sends and ends half messages at the brokers' own ports.
+    Sends and ends half messages over the remoting protocol. To end a half message is to commit it or roll it back.
 
     Args:
         clock: a monotonic clock in seconds.
     """
 
-    def __init__(self, sender: PortSender, half_lookup: HalfLookup, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, sender: RemotingSender, half_lookup: HalfLookup, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(sender.client, clock)
         self._sender = sender
         self._half_lookup = half_lookup
 
     def look_up(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        """Return the status of each half message, looked up at the brokers' own ports."""
+        """Return the status of each half message, looked up at the brokers."""
         return self._half_lookup.look_up(halves)
 
     async def _send(self, message: Outgoing, topic: TopicSpec, wire_id: str) -> SendResult:
@@ -52,27 +52,29 @@ class PortHalfSender(HalfSender):
 
     async def _end(self, half: HalfRef, resolution: Resolution, deadline: float) -> SendResult:
         try:
-            # The place is that of the preceding look-up, of the send, or of the broker's index, in this order.
-            looked_up = self._half_lookup.found.pop(half.half_id, None)
+            # The place comes from the preceding look-up, otherwise from the answer to the send, otherwise from the broker's
+            # index.
+            looked_up = self._half_lookup.places.pop(half.half_id, None)
             place = looked_up or HalfPlace.read(half.place) or await self._half_lookup.place_of(half)
         except (ConnectionError, RemotingError) as error:
-            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended, since its place cannot be looked up: {error}")
+            reason = f"The {resolution} was not sent, since the half message cannot be looked up: {error}"
+            return SendResult(SendStatus.UNAVAILABLE, reason=reason)
         if place is None:
             return NOT_FOUND
         try:
-            request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, KINDS[resolution])
-            address = (await self._client.ports.addresses(half.topic)).get(place.broker)
+            request = requests.end(half.topic, half.half_id, place.queue_offset, place.log_offset, END_TYPES[resolution])
+            address = (await self._client.remoting.addresses(half.topic)).get(place.broker)
             if address is None:
                 reason = f"Broker {place.broker} does not serve topic {half.topic} at present."
                 return SendResult(SendStatus.UNAVAILABLE, reason=reason)
             if self._clock() < deadline:
-                await self._client.ports.connect(address)  # before the deadline is compared, since connecting takes time
+                await self._client.remoting.connect(address)  # this takes time, so the deadline is checked again afterwards
             if self._clock() >= deadline:
                 return TOO_LATE
-            answer = await self._client.ports.ask(address, request)
+            answer = await self._client.remoting.ask(address, request)
         except NotConnected as error:
-            self._client.ports.invalidate(half.topic)
-            return SendResult(SendStatus.UNAVAILABLE, reason=f"Not ended: {error}")
+            self._client.remoting.invalidate(half.topic)
+            return SendResult(SendStatus.UNAVAILABLE, reason=f"The {resolution} was not sent: {error}")
         except NoAnswer as error:
-            return SendResult(SendStatus.UNSURE, reason=f"The end was not answered: {error}")
+            return SendResult(SendStatus.UNSURE, reason=f"The broker did not answer the {resolution}: {error}")
         return status_of_end(answer, ENDED[resolution])
