@@ -110,7 +110,7 @@ def check_pooler(alias: str, connection: Connection) -> Iterator[CheckMessage]:
     these settings, silence this check.
     """
     if database.is_behind_transaction_pooler(database.direct_alias(alias)):
-        yield Caution(database.explain_pooler(alias), hint=database.name_direct(alias), id="outbox.W025")
+        yield Caution(database.explain_pooler(alias), hint=database.explain_direct(alias), id="outbox.W025")
 
 
 @check_each_database
