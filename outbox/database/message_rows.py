@@ -51,8 +51,8 @@ RETURNING (
     JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker) WHERE {HAS_ROOM})
 """
 
-# If an unfinished transaction has written the message row, this waits for its end. `is_kept`: whether messages are still stored of
-# the time in the id (its first 48 bits, in milliseconds); no tombstone is written for another time.
+# If an unfinished transaction has written the message row, this waits for its end. `is_kept`: whether messages are still stored
+# whose ids have that time (the first 48 bits, in milliseconds); for another time, no tombstone is written.
 INSERT_TOMBSTONE = """
 WITH asked AS (
     SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')
