@@ -374,7 +374,7 @@ CALLED = [
             call("publish(OrderPlaced(order_id=1), about=Order.objects.using('other').create())"): {
                 "the row is in another database": (
                     "OrderPlaced was published outside a transaction of database 'other', so nothing would tie it to the "
-                    "rows. Open are transactions of: default."
+                    "rows. Transactions are open in: default."
                 ),
             },
             call("publish_raw('order', {})"): {
