@@ -7,7 +7,7 @@ All rules for messages. `publish()` checks them, so that the traceback of an err
 | key | text up to 255 characters, no control characters; not empty on topics of type fifo | headers; order per key |
 | tag | up to 255 characters, no blank, no `|`, no control character, not `*` | `a || b` and `*` mean sets of tags |
 | headers | strings, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB with the outbox's headers |
-| a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | the outbox writes these itself |
+| a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | the outbox writes these |
 | a header's value | no control character | may be sent over HTTP |
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
 | delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would hold up all later messages of the key |
@@ -43,9 +43,8 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = MAX_TEXT
 _shorten = _repr.repr
 
-_FORBIDDEN_IN_TEXT = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
-)  # control characters; lone surrogates, which UTF-8 cannot encode
+# Control characters; and lone surrogates, which UTF-8 cannot encode.
+_FORBIDDEN_IN_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _FORBIDDEN_IN_TAG = re.compile(rf"[\s|]|{_FORBIDDEN_IN_TEXT.pattern}")
 
 
