@@ -215,7 +215,7 @@ CHECKED = [
     ),
     checked(
         "Celery's beat consumes for a group that is misspelt",
-        "(outbox.E058) Celery's beat consumes for the group 'pionts', which no @consumer is in.",
+        "(outbox.E058) Celery's beat consumes for the group 'pionts', which has no @consumer.",
         (SETTINGS, "", "from outbox.schedule import beat_schedule\nCELERY_BEAT_SCHEDULE = beat_schedule(consume=['pionts'])"),
         page="celery-tasks.md",
     ),
