@@ -28,7 +28,8 @@ def check_durability() -> Iterable[CheckMessage]:
     """
     E032: Topics use a broker that is for tests.
 
-    Such a broker keeps messages in the memory of one process, and loses them when it ends. Set another BACKEND. (With `--deploy`.)
+    Such a broker keeps messages in the memory of one process, and loses them when the process ends. Set another BACKEND.
+    (With `--deploy`.)
     """
     return [
         Error(

@@ -283,7 +283,7 @@ CHECKED = [
                     'URLs have no check-back endpoint.\n\tHINT: Add path("outbox/", include("outbox.api.urls"))'
                 ),
                 "the check-back URL has no secret": (
-                    '(outbox.E012) OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.'
+                    '(outbox.E012) OUTBOX["CHECK_BACK"]["SECRETS"] is empty, but the check-back URL accepts signed requests only.'
                 ),
             }
         },
