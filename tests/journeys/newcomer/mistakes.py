@@ -203,7 +203,7 @@ CHECKED = [
     ),
     checked(
         "the project imports no Celery app",
-        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) There is no Celery app here.',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) No Celery app is imported.',
         ("mysite/__init__.py", "from mysite.celery import app", ""),
         page="celery-tasks.md",
     ),
