@@ -38,7 +38,7 @@ class TestW030:
         (problem,) = found()
 
         assert problem.id == "outbox.W030"
-        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', and wakeups go to 'relays'."
+        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', but wakeups go to 'relays'."
         assert "beat_schedule(queue='relays')" in problem.hint
 
     @pytest.mark.parametrize("outbox", [{"CELERY_WAKEUP": False}, {"TOPICS": {}}])
