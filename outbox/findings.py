@@ -104,8 +104,7 @@ class Rule(NamedTuple):
 
     def failed(self, error: Exception) -> Finding:
         """
-        rule_fails: A rule raises an error when it is called, such as one of an app that [extends the
-        outbox](../how-to/extend.md).
+        rule_fails: A rule raises an error, for example a rule of an app that [extends the outbox](../how-to/extend.md).
             Correct the cause that the error names; if tables are missing, run `migrate`. Findings of other rules are still shown.
         """
         step = "Correct the cause that the error names; if tables are missing, run manage.py migrate."

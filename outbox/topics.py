@@ -190,7 +190,7 @@ def _require_visible_schema(using: str) -> None:
     if path != default_path and schema not in schemas:
         raise ConfigurationError(
             f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema "
-            f"{schema!r}. Relays open connections of their own, with the search_path {default_path}, and would never see messages "
+            f"{schema!r}. Relays open connections of their own, with the search_path {default_path}, and never see messages "
             "there.",
             hint="Keep the outbox in a schema that every connection sees, or add an alias to DATABASES for the tenant, "
             "whose OPTIONS set its search_path.",

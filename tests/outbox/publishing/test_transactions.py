@@ -56,7 +56,10 @@ class TestOutsideATransaction:
         group = Group(pk=7)
         group._state.db = "other"
 
-        with transaction.atomic(), pytest.raises(NotInTransaction, match=r"of database 'other'.*Transactions are open in: default"):
+        with (
+            transaction.atomic(),
+            pytest.raises(NotInTransaction, match=r"of database 'other'.*Transactions are open in: default"),
+        ):
             publish(OrderMade(order_id=1), about=group)
 
     def test_publish_in_a_coroutine_names_apublish(self):
