@@ -10,7 +10,7 @@ All rules for messages. `publish()` checks them, so that the traceback of an err
 | a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | the outbox writes these |
 | a header's value | no control character | may be sent over HTTP |
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
-| delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would hold up all later messages of the key |
+| delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would delay all later messages of the key |
 | content type | text of 1 to 255 characters, no control characters | may be sent over HTTP |
 | idempotency key | text of 1 to 255 characters, no control characters | part of a primary key |
 
