@@ -13,7 +13,7 @@ from outbox.errors import NotAwaited
 _calls: ContextVar[list[Coroutine[Any, Any, Any]] | None] = ContextVar("outbox_calls_to_await", default=None)
 
 
-def note(call: Coroutine[Any, Any, Any]) -> None:
+def record(call: Coroutine[Any, Any, Any]) -> None:
     """Record a call that has to end before the innermost block of `awaiting_all` ends."""
     if (calls := _calls.get()) is not None:
         calls.append(call)

@@ -113,7 +113,7 @@ def apublish(
     call = sync_to_async(publish)(
         message, about=about, key=key, tag=tag, headers=headers, delay=delay, idempotency_key=idempotency_key, using=using
     )
-    unawaited.note(call)
+    unawaited.record(call)
     return call
 
 
