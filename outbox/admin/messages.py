@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from outbox import conf, database
-from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.body_preview import is_field_shown
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
@@ -88,14 +88,8 @@ class StateFilter(Filter):
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
-class TopicIdFilter(Filter):
+class TopicIdFilter(TopicFilter):
     """Filter by topic, in the table of messages, which has no index for it."""
-
-    title = _("topic")
-    parameter_name = "topic"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(topic.name, topic.name) for topic in topics(request)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
         if self.value() is None:
@@ -155,8 +149,8 @@ class MessageAdmin(ReadOnlyAdmin):
             late = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
             unindexed = late if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
             note = format_html(str(unindexed), moment(made_at(by_field.reached)), SECONDS)
-            return Unindexed(by_field.ids, by_field.reached, note)
-        return Unindexed(by_field.ids, note=TOO_LATE.format(SECONDS) if by_field.is_late else "")
+            return by_field.ids, by_field.reached, note
+        return by_field.ids, None, TOO_LATE.format(SECONDS) if by_field.is_late else ""
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state, at most as many as are counted."""
@@ -279,7 +273,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if not may_see(self.admin_site, Deferred, request):
             return []
         url = url_of(self.admin_site, "outbox_deferred_changelist")
-        groups = [end.group for end in timeline.ended if not end.by]
+        groups = [group for group, _outcome, by in timeline.ended if not by]
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:

@@ -142,6 +142,6 @@ def silence(connection: Connection, kind: str) -> float | None:
     return row[0] if row else None
 
 
-def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:
-    """Delete rows whose last heartbeat is older than `after`, for consumers at least an hour; return how many."""
-    return connection.execute(FORGET_STALE, {"after": after, "of_consumers": CONSUMER_STALE_AFTER}).rowcount
+def forget_stale(connection: Connection) -> int:
+    """Delete rows whose last heartbeat is older than five minutes, for consumers an hour; return how many."""
+    return connection.execute(FORGET_STALE, {"after": STALE_AFTER, "of_consumers": CONSUMER_STALE_AFTER}).rowcount
