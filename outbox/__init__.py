@@ -1,5 +1,5 @@
 """
-Django-integrated transactional outbox: change the database and publish a message as one act.
+A transactional outbox for Django: database changes and published messages are committed together, or not at all.
 
 The public names are imported on first use, so that `import outbox` needs neither Django's models nor a broker's client.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox.publishing.functions import Envelope, apublish, publish, publish_many, publish_raw
     from outbox.publishing.transactions import atomic
 
-_HOMES = {
+_MODULES = {
     "Message": "outbox.message",
     "Receipt": "outbox.message",
     "Reject": "outbox.errors",
@@ -42,7 +42,7 @@ _HOMES = {
     "check_back": "outbox.check_backs.register",
 }
 
-_TO_ERRORS = (
+_MOVED_TO_ERRORS = (
     "BrokenTransaction",
     "HalfNotStored",
     "NotAwaited",
@@ -54,7 +54,7 @@ _TO_ERRORS = (
 _MOVED = {
     "Retry": "outbox.RetryPolicy",
     **{name: f"outbox.check_backs.{name}" for name in ("COMMIT", "ROLLBACK", "UNKNOWN", "Resolution")},
-    **{name: f"outbox.errors.{name}" for name in _TO_ERRORS},
+    **{name: f"outbox.errors.{name}" for name in _MOVED_TO_ERRORS},
 }
 
 __all__ = [
@@ -81,14 +81,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MOVED:
-        raise ImportError(f"outbox.{name} is called {_MOVED[name]} since 0.2.0.")
+        raise ImportError(f"outbox.{name} has been called {_MOVED[name]} since 0.2.0.")
     try:
-        home = _HOMES[name]
+        module = _MODULES[name]
     except KeyError:
         raise AttributeError(f"module 'outbox' has no attribute {name!r}") from None
-    value = globals()[name] = getattr(import_module(home), name)
+    value = globals()[name] = getattr(import_module(module), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULES})

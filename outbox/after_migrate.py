@@ -14,14 +14,14 @@ logger = get_logger(__name__)
 
 def prepare_database(*, using: str, **kwargs: object) -> None:
     """
-    Store the project of the tables, write topic rows, and create the partitions of the message table ahead.
+    Record the project that the tables belong to, write topic rows, and create the coming daily partitions of the message table.
 
-    Called after every migrate, also of other apps, and of this app to zero, after which there are no tables.
+    This is called after every `migrate`, also of other apps. After `migrate outbox zero` there are no tables.
     """
     if is_outbox_database(using) and has_outbox_tables(using):
         adopt(raw(using))
         try:
-            with connect(using) as own:  # a signal may have led Django's connection to another schema
+            with connect(using) as own:  # checked on a separate connection, since a signal may change Django's search_path
                 ensure_fit(using, own)
         except (NotMigrated, OtherProject) as error:
             logger.error(str(error))

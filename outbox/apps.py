@@ -1,4 +1,4 @@
-"""The Django app: discovers messages, consumers and check-backs."""
+"""The Django app, which imports the modules with messages, consumers and check-back functions of all apps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class OutboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # Models cannot be imported before the apps are loaded.
+        # Imported here, because these modules import models, which is not possible before the apps are loaded.
         import_module("outbox.checks")
         post_migrate.connect(import_module("outbox.after_migrate").prepare_database, sender=self)
         _import_celery_app()
@@ -32,15 +32,16 @@ class OutboxConfig(AppConfig):
 
 def _import_celery_app() -> None:
     """
-    Import the Celery app that a broker's OPTIONS name, where no other is imported, before a task or a wakeup looks for one.
+    Import the Celery app that a broker's OPTIONS name, unless a Celery app is imported already.
 
-    Celery's fallback app, with a server on this host, would take its place.
+    Otherwise the first task or wakeup would use Celery's fallback app, whose server is on this host.
     """
     state: Any = sys.modules.get("celery._state")
     default = getattr(state, "default_app", None)
     if default is not None and default.main != "default":
         return
-    with suppress(ConfigurationError, ImportError):  # E001 and E003 report it; or the app's module is being imported
+    # E001, E003 or E004 reports these errors. ImportError is also raised while the app's module is being imported.
+    with suppress(ConfigurationError, ImportError):
         for broker in conf.settings().brokers.values():
             if path := broker.options.get("APP"):
                 import_string(path).set_default()

@@ -1,4 +1,4 @@
-"""The exceptions of this package. Each says what happened, to which row or topic, and what to do next."""
+"""The exceptions of this package. The text of each says what happened, to which row or topic, and what to do next."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 class OutboxError(Exception):
     """
-    Base of all errors of this package. `message` says what happened, `hint` what to do next; `str(error)` is both.
+    Base of all errors of this package. `message` says what happened, `hint` what to do next; `str(error)` has both.
 
-    Both are read from `args`, from which pickle and Celery make the error again, and which a subclass has that does not call
-    `super().__init__`.
+    Both are read from `args`: pickle and Celery create an error again from its `args`, and an instance of a subclass that does
+    not call `super().__init__` has them, too.
     """
 
     def __init__(self, message: object = "", hint: str = "", *more: object) -> None:
@@ -31,7 +31,7 @@ class OutboxError(Exception):
 
     @cached_property
     def hint(self) -> str:
-        """What to do next; "" if there is no more to say."""
+        """What to do next; "" if there is no hint."""
         return self._texts()[1]
 
     def __str__(self) -> str:
@@ -52,19 +52,19 @@ class NotInTransaction(OutboxError):
 
 
 class NotOutermost(OutboxError):
-    """Raised when a message is to go half first, or a handler enters a durable block, but a transaction is already open."""
+    """Raised if a transaction is already open when a message should go half first, or when a handler enters a durable block."""
 
 
 class HalfNotStored(OutboxError):
-    """Raised when a message is to go half first, but its broker did not confirm that it has stored it. Nothing was done."""
+    """Raised when a message should go half first, but its broker did not confirm the half message. The block was not run."""
 
 
 class NotAwaited(OutboxError):
-    """Raised when a call of `apublish()` was not awaited before its transaction ends, or is in synchronous code."""
+    """Raised when a call of `apublish()` was not awaited before its transaction ended, or was made in synchronous code."""
 
 
 class WrongDatabase(OutboxError):
-    """Raised when a message would be stored in another database than the rows it is about."""
+    """Raised when a message would be stored in another database than the row that it is about."""
 
 
 class InvalidMessage(OutboxError, ValueError):
@@ -92,23 +92,23 @@ class UnsupportedByBroker(OutboxError):
 
 
 class BrokerUnavailable(OutboxError):
-    """Raised when a broker cannot be reached by a call whose result cannot express it: receive, ack, backlog, find."""
+    """Raised when a broker cannot be reached, by calls whose result cannot say so: receive, ack, backlog, find."""
 
 
 class BrokerMisconfigured(BrokerUnavailable):
-    """Raised when a broker can be reached and refuses a call until somebody corrects settings or permissions."""
+    """Raised when a broker can be reached, but refuses a call until somebody corrects settings or permissions."""
 
 
 class LaneBlocked(BrokerUnavailable):
-    """Raised when a relay's lane cannot be opened at a broker that works: its last transaction cannot end now. Others can."""
+    """Raised when a broker works, but a relay's lane cannot be opened there: the lane's last transaction cannot end now."""
 
 
 class BrokerCannotTell(BrokerUnavailable):
-    """Raised when a broker's OPTIONS do not allow it to look up stored messages. It still carries messages."""
+    """Raised when stored messages cannot be looked up with a broker's OPTIONS. Sending and receiving still work."""
 
 
 class NotMigrated(OutboxError):
-    """Raised when a database is read-only, or lacks the tables of the outbox or of a broker there, or hides their rows."""
+    """Raised when a database is read-only, lacks the tables of the outbox or of a broker that it stores, or hides their rows."""
 
 
 class OtherProject(NotMigrated):
@@ -116,7 +116,7 @@ class OtherProject(NotMigrated):
 
 
 class TablesLocked(OutboxError):
-    """Raised when a look at the tables takes too long; where it waits for a lock, the text names the session that has it."""
+    """Raised when a query of the tables takes too long. If it waits for a lock, the text names the session that holds it."""
 
 
 class LaneNotHeld(OutboxError):
@@ -124,7 +124,7 @@ class LaneNotHeld(OutboxError):
 
 
 class FenceLost(OutboxError):
-    """Raised by a step on a batch that another process has taken over, or that an earlier call has written. The relay goes on."""
+    """Raised by a write to a batch that another process has taken over, or an earlier call has written. The relay continues."""
 
 
 class UnknownMessageType(OutboxError):
@@ -132,7 +132,7 @@ class UnknownMessageType(OutboxError):
 
 
 class BrokenTransaction(OutboxError):
-    """Raised when a transaction would not commit since an error inside it was swallowed, or was left open by earlier code."""
+    """Raised when a transaction would not commit, because an error was caught inside it or earlier code has left it open."""
 
 
 class ClosedByHandler(BrokenTransaction):
@@ -140,7 +140,7 @@ class ClosedByHandler(BrokenTransaction):
 
 
 class InboxRefused(OutboxError):
-    """Raised when the database refuses what a consumer writes about its messages, such as for a missing permission."""
+    """Raised when the database refuses a consumer's own writes, such as inbox rows, for example for a missing permission."""
 
 
 class NeverEnded(OutboxError):
@@ -164,7 +164,7 @@ class TimeLimitExceeded(BaseException):  # so that an `except Exception` in the 
 
 
 class RetryLater(OutboxError):
-    """Raised by a handler to have the message delivered again after a time, given in seconds or as a timedelta."""
+    """Raised by a handler so that the message is delivered again after a time, which is in seconds or a timedelta."""
 
     def __init__(self, after: float | timedelta, reason: str = "") -> None:
         if not isinstance(after, int | float | timedelta):
@@ -174,11 +174,11 @@ class RetryLater(OutboxError):
 
     @cached_property
     def after(self) -> timedelta:
-        """The wait; a minute for a subclass that gives none to its base."""
-        given = self.args[0] if self.args else None
-        if isinstance(given, timedelta):
-            return given
-        return timedelta(seconds=given) if isinstance(given, int | float) else timedelta(minutes=1)
+        """The time to wait; a minute for an instance of a subclass that does not pass one to `super().__init__`."""
+        value = self.args[0] if self.args else None
+        if isinstance(value, timedelta):
+            return value
+        return timedelta(seconds=value) if isinstance(value, int | float) else timedelta(minutes=1)
 
     def _texts(self) -> tuple[str, str]:
         reason = self.args[1] if len(self.args) > 1 else ""

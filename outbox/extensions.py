@@ -1,11 +1,11 @@
 """
-What an app adds to the outbox: one class, which its `AppConfig` names::
+Extensions: an app adds to the outbox with one class, which the app's `AppConfig` names::
 
     class ShippingConfig(AppConfig):
         name = "shipping"
         outbox_extension = "shipping.extension.ShippingExtension"
 
-`outbox.embedded` and `outbox.pipeline` are added like this, and in no other way. See docs/how-to/extend.md.
+`outbox.embedded` and `outbox.pipeline` use only this mechanism, too. See docs/how-to/extend.md.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from django.db.models import Model
     from django.http import HttpRequest, HttpResponse
 
-ATTRIBUTE = "outbox_extension"  # of an AppConfig: the dotted path of its Extension
+ATTRIBUTE = "outbox_extension"  # the attribute of an AppConfig with the dotted path of its Extension
 
 
 class RetentionHold(msgspec.Struct, frozen=True):
     """
-    Messages that the prune keeps for an app, which drops their days itself.
+    Messages that pruning leaves to an app, which drops their daily partitions itself.
 
     Args:
-        reason: shown to operators for a day that is kept.
-        retention: returns how long the app needs messages; None while it holds nothing.
-        grace: a day held longer than this after its retention raises an alert.
-        tables: tables whose rows the app deletes instead of the prune.
+        reason: the reason that operators are shown for a partition that is kept.
+        retention: returns how long the app needs messages; None while it needs none.
+        grace: an alert is raised for a partition that is kept for longer than this after the retention.
+        tables: tables whose rows the app deletes itself, so that pruning does not.
     """
 
     reason: str
@@ -49,10 +49,10 @@ class RetentionHold(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, order=True, slots=True)
 class Page:
     """
-    A link at the top of the outbox's admin pages. Users who may view the model see it.
+    A link at the top of the outbox's admin pages. Users who may view the model see the link.
 
     Args:
-        rank: its position; those of the core are from 10 to 85.
+        rank: the position of the link; the links of the outbox itself have ranks from 10 to 85.
         view: the name of the view in the namespace `admin`.
     """
 
@@ -62,7 +62,7 @@ class Page:
     view: str = field(compare=False)
 
 
-# Attributes of earlier releases, and what to write now.
+# Attributes of earlier releases, and the sentence that names their replacement.
 FORMER = {
     "find_attention": "Yield findings in a function with the decorator rule of outbox.findings.",
     "attention_kinds": "Name the ids in the decorator rule of outbox.findings.",
@@ -72,32 +72,32 @@ FORMER = {
 
 class Extension:
     """
-    What an app adds to the outbox. Each attribute and method has a default that adds nothing.
+    Base class of extensions. The default of each attribute and method adds nothing.
 
-    The class is imported when all models are loaded, and may import those of its app. Modules that need the admin are imported
-    in the method that uses them.
+    The class is imported after all models are loaded, so its module may import models. Import modules that need the admin in the
+    method that uses them.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in FORMER.keys() & vars(cls):
-            raise TypeError(f"{cls.__name__}.{name} is called by nobody any more. {FORMER[name]}")
+            raise TypeError(f"{cls.__name__}.{name} is no longer used. {FORMER[name]}")
 
     tables: Mapping[str, str] = {}
-    """Tables to prune, in databases that have them: name -> SQL condition of rows past their retention, with `%(before)s`."""
+    """Tables to prune: name -> SQL condition for rows past their retention, with `%(before)s`. Missing tables are skipped."""
 
     retention_hold: RetentionHold | None = None
-    """Messages that are not dropped before the app has used them."""
+    """Messages that pruning leaves to the app."""
 
     pages: Sequence[Page] = ()
-    """Admin pages of the app, to be linked at the top of all pages of the outbox."""
+    """Admin pages of the app that are linked at the top of all pages of the outbox."""
 
     def consumer_groups(self, broker: str) -> Iterable[str]:
-        """Return consumer groups of the app that read all topics of a broker, for `outbox_topics`."""
+        """Return the app's consumer groups that read all topics of a broker, for the command `outbox_topics`."""
         return ()
 
     def has_archive(self) -> bool:
-        """Return whether the app may have messages that were dropped from the database; the admin then shows its page."""
+        """Return whether the app may have messages that were dropped from the database. If so, the admin shows its page."""
         return False
 
     def archived_message(self, model_admin: ModelAdmin[Any], request: HttpRequest, message_id: UUID) -> HttpResponse:

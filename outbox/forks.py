@@ -8,9 +8,9 @@ import threading
 
 class ForkSafeLock:
     """
-    A lock that is free in a forked child, even if a thread of the parent held it, which does not exist in the child.
+    A lock that is free in a forked child, even if a thread of the parent held it. (That thread does not exist in the child.)
 
-    Read `current` each time: `with lock.current:`.
+    Read `current` at each use, `with lock.current:`, because a fork replaces it.
     """
 
     def __init__(self) -> None:

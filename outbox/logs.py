@@ -1,10 +1,10 @@
 """
-Loggers of the package, whose records are one line each: a message id with a line break in it cannot forge a log line.
+Loggers of the package. Their records are one line each, so that a message id with a line break cannot forge a log line.
 
-Every logger of the package comes from `get_logger`. It writes the same line once a minute, with the number of times that it was
-left out, and its traceback only at first: an outage does not fill the log, however often something is tried again. Lines are the
-same if they come from the same place in the code, and differ in ids and numbers only; or if they have the same cause, as lines
-about requests do, which anybody can send.
+Every logger of the package comes from `get_logger`. It writes a repeated line at most once a minute, with the number of times
+that the line was left out, and without the traceback of the first one, so that an outage does not fill the log. A line is a
+repeated one if it comes from the same statement and differs from an earlier line only in ids and numbers. It is also a repeated
+one if it has the same `cause`, such as lines about requests, which anybody can send.
 
 Records have fields, so that JSON logs can be searched: `extra=log_fields(topic=..., message_id=...)`.
 """
@@ -29,40 +29,40 @@ MAX_ERROR_CHARACTERS = 2_000
 """The text of an error is cut at this length, wherever it is stored or logged."""
 
 MAX_TRACEBACK_CHARACTERS = 10 * MAX_ERROR_CHARACTERS
-REPEAT_SECONDS = 60.0  # between two lines that are the same
-MOST_LINES = 20  # different ones from one place in the code, in that time
-MOST_REMEMBERED = 1_000
+REPEAT_SECONDS = 60.0  # the minimum time between two lines that are the same
+MAX_LINES = 20  # different lines of one statement within REPEAT_SECONDS
+MAX_REMEMBERED = 1_000
 
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
-_CONTINUED = re.compile(r"\n[ \t]+")  # a line that goes on indented, as libpq writes its errors
+_CONTINUED = re.compile(r"\n[ \t]+")  # an indented continuation line, as in libpq's errors
 _HEX = re.compile(r"\b(?:0x[0-9a-f]+|(?=[a-f]*[0-9])[0-9a-f]{8,})\b", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 
 _format_exception = logging.Formatter().formatException
 
 
-def cut(text: str, most: int = MAX_ERROR_CHARACTERS) -> str:
-    """Return the text of an error as it may be stored or logged: its beginning and `…`, if it has more characters than `most`."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def cut(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
+    """Return the text of an error, cut to `limit` characters with `…` as the last one, so that it can be stored or logged."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def storable(text: str) -> str:
-    """Escape what PostgreSQL's text cannot hold: NUL, and lone surrogates."""
+    """Return a text with NUL and lone surrogates escaped, which PostgreSQL's type text cannot store."""
     return text.encode(errors="backslashreplace").decode().replace("\x00", "\\x00")
 
 
 def cut_traceback(text: str) -> str:
-    """Return a formatted traceback without its middle, if it is longer than `MAX_TRACEBACK_CHARACTERS`."""
+    """Return a formatted traceback; if it is longer than `MAX_TRACEBACK_CHARACTERS`, without its middle."""
     half = MAX_TRACEBACK_CHARACTERS // 2
     return text if len(text) <= 2 * half else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def safe_text(error: BaseException) -> str:
-    """Return the text of an error; a note where its `__str__` raises."""
+    """Return the text of an error; if its `__str__` raises, a text that says so."""
     try:
         return str(error)
-    except Exception as trouble:
-        return f"(its __str__ raised {type(trouble).__name__})"
+    except Exception as other:
+        return f"(its __str__ raised {type(other).__name__})"
 
 
 def error_text(error: BaseException) -> str:
@@ -71,7 +71,7 @@ def error_text(error: BaseException) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the text of an error in one line, and cut."""
+    """Return the text of an error in one line, cut to `MAX_ERROR_CHARACTERS`."""
     return one_line(cut(" ".join(safe_text(error).split())))
 
 
@@ -93,7 +93,7 @@ def get_logger(name: str) -> logging.Logger:
     """
     Return a logger whose records are one line each, apart from tracebacks, whose lines are indented.
 
-    The same line is written once a minute.
+    A repeated line is written at most once a minute.
     """
     logger = logging.getLogger(name)
     if _admit not in logger.filters:
@@ -115,7 +115,7 @@ class _OneLine:
 
 
 def _converted(convert: Callable[[object], str], value: object) -> str:
-    """Return a value as text; a note where its own code raises."""
+    """Return a value as text; if the value's own code raises, a text that says so."""
     try:
         return convert(value)
     except Exception as error:
@@ -146,9 +146,9 @@ def _keep_to_one_line(record: logging.LogRecord) -> None:
 
 class Repeats:
     """
-    Decides which records are written: the same one once a minute, and not too many different ones from one place in the code.
+    Decides which records are written: a repeated one at most once a minute, and not too many different ones of one statement.
 
-    Records at INFO are the same only if their numbers are, too, and may be as many as there are.
+    A record at INFO is a repeated one only if its ids and numbers are the same, too; the number of different ones is not limited.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -156,24 +156,26 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines: dict[tuple[str, int, str], tuple[float, int]] = {}  # written at, left out since; the least recent first
-        self._places: dict[tuple[str, int], list[float]] = {}  # when lines of a place were written in the last minute
+        # For each line, when it was written, and how often it was left out since then; in the order of their last records.
+        self._lines: dict[tuple[str, int, str], tuple[float, int]] = {}
+        # For each statement, by file and line number, the times at which its lines were written in the last minute.
+        self._statements: dict[tuple[str, int], list[float]] = {}
         self._lock = ForkSafeLock()
 
     def admit(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record, after adding to it how often it was left out, and removing a repeated traceback."""
+        """Return whether to write a record; if so, append how often it was left out, and remove a repeated traceback."""
         if record.levelno <= logging.DEBUG:
             return True
         is_failure = record.levelno > logging.INFO
         text = record.getMessage()
-        place = record.pathname, record.lineno
-        key = (*place, vars(record).get(CAUSE) or (without_numbers(text) if is_failure else text))
+        statement = record.pathname, record.lineno
+        key = (*statement, vars(record).get(CAUSE) or (without_numbers(text) if is_failure else text))
         with self._lock.current:
             now = self._clock()
             written_at, left_out = self._lines.pop(key, (float("-inf"), 0))
-            is_left_out = now - written_at < REPEAT_SECONDS or (is_failure and not self._has_room(place, now))
+            is_left_out = now - written_at < REPEAT_SECONDS or (is_failure and not self._has_room(statement, now))
             self._lines[key] = (written_at, left_out + 1) if is_left_out else (now, 0)
-            if len(self._lines) > MOST_REMEMBERED:
+            if len(self._lines) > MAX_REMEMBERED:
                 del self._lines[next(iter(self._lines))]
         if is_left_out:
             return False
@@ -184,15 +186,15 @@ class Repeats:
         return True
 
     def forget(self) -> None:
-        """Forget what was written, as at the beginning of a test."""
+        """Forget all written records, as at the beginning of a test."""
         with self._lock.current:
             self._lines.clear()
-            self._places.clear()
+            self._statements.clear()
 
-    def _has_room(self, place: tuple[str, int], now: float) -> bool:
-        recent = [at for at in self._places.get(place, ()) if now - at < REPEAT_SECONDS]
-        has_room = len(recent) < MOST_LINES
-        self._places[place] = [*recent, now] if has_room else recent
+    def _has_room(self, statement: tuple[str, int], now: float) -> bool:
+        recent = [at for at in self._statements.get(statement, ()) if now - at < REPEAT_SECONDS]
+        has_room = len(recent) < MAX_LINES
+        self._statements[statement] = [*recent, now] if has_room else recent
         return has_room
 
 
@@ -222,8 +224,8 @@ def log_fields(
     Args:
         message_id, message_ids: converted to text.
         message_ids, topics, batches: lists, for a record about several.
-        attempt: of the batch.
-        cause: one of a few fixed names. Lines of one place with the same cause are the same line, whatever their text.
+        attempt: the batch's attempt.
+        cause: one of a few fixed names. Lines of one statement with the same cause are repeated ones, whatever their text.
     """
     fields = {
         "message_id": None if message_id is None else str(message_id),

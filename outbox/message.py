@@ -1,7 +1,8 @@
 """
 Messages: their types, the names of their headers, the token of a half message, and the receipt that `publish()` returns.
 
-Nothing here touches a database or a broker.
+Nothing in this module uses a database or a broker. A half message is stored by its broker and hidden from consumers until it is
+committed or rolled back.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 _prepared: set[type[msgspec.Struct]] = set()
 _preparing = threading.Lock()
 
-_BEHIND_OPTIONAL = re.compile(r"Required field '(\w+)' cannot follow optional fields")
+_AFTER_OPTIONAL = re.compile(r"Required field '(\w+)' cannot follow optional fields")
 
 
 def prepare(kind: type[msgspec.Struct]) -> None:
     """
     Build msgspec's decoder of a type under a lock, before the type is first used.
 
-    msgspec builds it at the first use, and another thread that uses the type meanwhile crashes the process (seen with 0.22).
+    Otherwise msgspec builds it at the first use, and another thread that uses the type meanwhile crashes the process (seen with
+    msgspec 0.22).
     """
     if kind not in _prepared:
         with _preparing:
@@ -71,10 +73,10 @@ class TopicSpec(msgspec.Struct, frozen=True):
     A topic as a broker creates it.
 
     Args:
-        queues: the number of messages without a key that can be in delivery at the same time.
+        queues: the number of messages without a key that can be in flight to consumers at the same time.
         retention: how long the broker keeps messages.
         remembered: how long consumers remember which messages they have handled.
-        groups: the consumer groups that take the topic, as far as this process has their code.
+        groups: the consumer groups that subscribe to the topic, as far as this process has their code.
     """
 
     name: str
@@ -89,8 +91,8 @@ class Header:
     """
     Names of the headers that the outbox writes.
 
-    Source: CloudEvents 1.0, HTTP binary mode (`ce-` before the attribute's name); those after SPEC_VERSION are extension
-    attributes. A raw message has no TYPE, so it is not a CloudEvent and has no SPEC_VERSION. Headers of the user's own may
+    Source: CloudEvents 1.0, HTTP binary mode (`ce-` before the attribute's name); the `ce-` headers below SPEC_VERSION are
+    extension attributes. A raw message has no TYPE, so it is not a CloudEvent and has no SPEC_VERSION. Users' own headers may
     have any other name that does not begin with `ce-`.
     """
 
@@ -106,18 +108,18 @@ class Header:
     LANE = "ce-lane"
     NUMBER = "ce-number"
     TOKEN = "ce-token"
-    DELIVER_AT = "ce-deliverat"  # ISO 8601; on topics of type delay: the relay hands the time to the broker
+    DELIVER_AT = "ce-deliverat"  # ISO 8601; on topics of type delay, the relay passes this time to the broker
     CORRELATION_ID = "ce-correlationid"
     CAUSATION_ID = "ce-causationid"
     CONTENT_TYPE = "content-type"
     TRACEPARENT = "traceparent"  # W3C Trace Context; the caller's own, or that of the message being handled
-    UNREADABLE = "outbox-unreadable"  # of another program's message, which has no id then: why its headers or body cannot be read
+    UNREADABLE = "outbox-unreadable"  # why the headers or body of another program's message cannot be read; it then has no ID
 
     RESERVED_PREFIX = "ce-"
 
 
 class MessageOptions(msgspec.Struct, frozen=True):
-    """The options in `class Meta` of a message type. `abstract`: it is a base of types, and not one itself."""
+    """The options in `class Meta` of a message type. `abstract`: the class is only a base of message types."""
 
     abstract: bool = False
     topic: str = ""
@@ -131,7 +133,7 @@ class MessageOptions(msgspec.Struct, frozen=True):
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class _MessageType(msgspec.StructMeta):
     """
-    Metaclass of message types: their errors name the class and its fields.
+    Metaclass of message types. Its errors name the class and its fields, which msgspec's errors do not.
 
     It also makes type checkers treat subclasses as frozen, as msgspec does.
     """
@@ -142,20 +144,20 @@ class _MessageType(msgspec.StructMeta):
         try:
             made = super().__new__(mcls, name, bases, namespace, **options)
         except TypeError as error:
-            if rivals := _rivals(bases):
+            if unrelated := _unrelated_bases(bases):
                 raise TypeError(
-                    f"{name} has two bases with fields, {rivals[0].__name__} and {rivals[1].__name__}, which Python cannot join. "
-                    f"Let one of them inherit from the other: class {rivals[0].__name__}({rivals[1].__name__})."
+                    f"{name} has two bases with fields, {unrelated[0].__name__} and {unrelated[1].__name__}, which Python cannot "
+                    f"join. Let one of them inherit from the other: class {unrelated[0].__name__}({unrelated[1].__name__})."
                 ) from error
             for base in bases:
                 if not issubclass(base, msgspec.Struct) and "__init__" in vars(base):
                     raise TypeError(
-                        f"{name} cannot inherit from {base.__name__}, which has an __init__ of its own. {_be_a_message(base)}"
+                        f"{name} cannot inherit from {base.__name__}, which has an __init__ of its own. {_suggest_base(base)}"
                     ) from error
-            if match := _BEHIND_OPTIONAL.match(str(error)):
+            if match := _AFTER_OPTIONAL.match(str(error)):
                 raise TypeError(
                     f"{name}.{match[1]} is required, and a field before it has a default. Move it before that field, give it a "
-                    f"default, or let all fields be given by name: class {name}({', '.join(base.__name__ for base in bases)}, "
+                    f"default, or let all fields be passed by name: class {name}({', '.join(base.__name__ for base in bases)}, "
                     "kw_only=True)."
                 ) from error
             raise
@@ -166,7 +168,7 @@ class _MessageType(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         if cls._meta.abstract:
-            raise TypeError(f"{cls.__name__} is abstract: it is a base of message types, not one itself. Use one of those.")
+            raise TypeError(f"{cls.__name__} is abstract: it is only a base of message types. Use one of those types.")
         try:
             return super().__call__(*args, **values)
         except TypeError as error:
@@ -175,8 +177,8 @@ class _MessageType(msgspec.StructMeta):
             raise
 
 
-def _rivals(bases: tuple[type, ...]) -> list[type]:
-    """Return the first two bases with fields of which neither inherits from the other; [] where there are none."""
+def _unrelated_bases(bases: tuple[type, ...]) -> list[type]:
+    """Return the first two bases with fields of which neither inherits from the other; [] if there are none."""
     with_fields = [base for base in bases if getattr(base, "__struct_fields__", ())]
     for first, other in itertools.combinations(with_fields, 2):
         if not issubclass(first, other) and not issubclass(other, first):
@@ -185,7 +187,7 @@ def _rivals(bases: tuple[type, ...]) -> list[type]:
 
 
 def _require_fields_of_mixins(kind: type) -> None:
-    """Raise where a base that is not a Struct annotates what would be a field; msgspec ignores it."""
+    """Raise if a base that is not a Struct has an annotation that looks like a field, because msgspec ignores it."""
     for base in kind.__mro__:
         if issubclass(base, msgspec.Struct):
             continue
@@ -193,16 +195,16 @@ def _require_fields_of_mixins(kind: type) -> None:
             if "ClassVar" not in str(annotation) and name not in kind.__struct_fields__:  # type: ignore[attr-defined]
                 raise TypeError(
                     f"{base.__name__}.{name} would not be a field of {kind.__name__}, since {base.__name__} is not a message. "
-                    f"{_be_a_message(base)}"
+                    f"{_suggest_base(base)}"
                 )
 
 
-def _be_a_message(base: type) -> str:
+def _suggest_base(base: type) -> str:
     return f"Write class {base.__name__}(Message), with `abstract = True` in its class Meta."
 
 
 def _problem_of_fields(kind: type, given: int, values: Mapping[str, object]) -> str:
-    """Return which fields of a message type are missing, unknown or too many in a call; "" where all are right."""
+    """Return a text about the missing, unknown or surplus fields in a call of a message type; "" if there are none."""
     fields = msgspec.structs.fields(kind)
     names = [field.name for field in fields]
     unknown = [name for name in values if name not in names]
@@ -227,8 +229,9 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
     idempotency), `tag`, `version` (an integer, increased when the fields change), `type` (the name on the wire, by default
     the name of the class) and `mask` (fields that the admin shows only to users who have the permission).
 
-    A type without `class Meta` has that of its base, and `class Meta(Base.Meta)` changes some of it. With `abstract = True`, a
-    class is only a base: its types have its fields and options. `type` and `abstract` are never inherited.
+    A type without `class Meta` has the options of its base, and `class Meta(Base.Meta)` changes some of them. With
+    `abstract = True`, a class is only a base: its subclasses have its fields and options. `type` and `abstract` are never
+    inherited.
     """
 
     _meta: ClassVar[MessageOptions] = MessageOptions(abstract=True)
@@ -240,7 +243,7 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         cls._upgrades = {}
 
     def __repr__(self) -> str:
-        """Return the fields without the values of masked ones, since errors and logs show it."""
+        """Return the fields with masked values replaced by `***`, because errors and logs show this text."""
         shown = ((name, "***" if name in self._meta.mask else repr(getattr(self, name))) for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown)})"
 
@@ -252,11 +255,11 @@ class Message(msgspec.Struct, frozen=True, metaclass=_MessageType):
         if cls._meta.abstract:
             raise TypeError(f"{cls.__name__} is abstract, so no body is upgraded to it. Decorate the upgrades of its types.")
 
-        def remember(step: Upgrade) -> Upgrade:
-            cls._upgrades[version] = step
-            return step
+        def register(upgrade: Upgrade) -> Upgrade:
+            cls._upgrades[version] = upgrade
+            return upgrade
 
-        return remember
+        return register
 
     @classmethod
     def from_body(cls, body: bytes, version: int | None = None) -> Self:
@@ -284,7 +287,7 @@ registered: dict[str, type[Message]] = {}
 
 
 def message_type(name: str) -> type[Message] | None:
-    """Return the message type of that name on the wire, or None where no module defines it."""
+    """Return the message type of that name on the wire, or None if no imported module defines one."""
     return registered.get(name)
 
 
@@ -299,7 +302,7 @@ def _read_meta(cls: type[Message]) -> MessageOptions:
     for parent in reversed(meta.__mro__ if meta else ()):
         given |= {name: value for name, value in vars(parent).items() if not name.startswith("__")}
     own = vars(cls.__dict__["Meta"]) if "Meta" in cls.__dict__ else {}
-    for name in ("abstract", "type"):  # they are of one class
+    for name in ("abstract", "type"):  # these two options are not inherited
         given.pop(name, None)
         given |= {name: own[name]} if name in own else {}
     known = set(MessageOptions.__struct_fields__)
@@ -361,9 +364,10 @@ class Token(msgspec.Struct, frozen=True):
 
     Args:
         source: the stable id of the database that holds the batch.
-        batch: 0 where the publishing transaction itself sent the half message (half first). Its batch was not visible to
-            others yet, so it is found by the message id.
-        position: the message's place in its batch, from 1.
+        batch: the id of the batch. It is 0 if the publishing transaction itself sent the half message (half first): then the
+            batch is not visible to other transactions yet, so it is found by the message id.
+        attempt: the number of the batch's claim.
+        position: the message's position in its batch, from 1.
     """
 
     source: str
@@ -382,7 +386,7 @@ class Token(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Token:
         """
-        Read a token's text form.
+        Return the token with this text form.
 
         Raises:
             ValueError: the text is not a token.
@@ -395,10 +399,11 @@ class Token(msgspec.Struct, frozen=True):
 
 class Half(msgspec.Struct, frozen=True):
     """
-    A half message as its broker asks about it.
+    A half message about which its broker asks in a check-back.
 
     Args:
-        token: text form of a `Token`; empty when another producer sent the half message.
+        half_id: the broker's id of the half message.
+        token: text form of a `Token`; empty if a producer other than the outbox sent the half message.
         asked: how many times the broker has asked, including this time.
         born_at: when the broker stored the half message.
     """
@@ -415,7 +420,7 @@ class Half(msgspec.Struct, frozen=True):
 
 
 def read_headers(text: str) -> dict[str, str]:
-    """Return the headers of a message row; an empty dict where they cannot be read."""
+    """Return the headers of a message row; an empty dict if they cannot be read."""
     try:
         headers = json.loads(text)
     except (ValueError, RecursionError):

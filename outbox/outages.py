@@ -1,7 +1,7 @@
 """
-Outages of databases and brokers: the errors that loops expect, and how long they wait before they try again.
+Outages of databases and brokers: the errors that loops expect, and how long loops wait before they try again.
 
-Relays, consumers and check loops share both. A message whose handler failed waits by its own policy: `consuming/register.py`.
+Relays, consumers and check loops share both. For a message whose handler failed, the consumer's `RetryPolicy` has the delays.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ OUTAGES = (psycopg.OperationalError, psycopg.InterfaceError, OperationalError, I
 
 Random = Callable[[], float]
 
-MAX_DOUBLINGS = 32  # beyond every limit in use, and small enough not to overflow
+MAX_DOUBLINGS = 32  # large enough to reach every limit in use, and small enough not to overflow
 
 
 class Backoff(msgspec.Struct, frozen=True):
     """
-    Exponential back-off with full jitter: a random wait between 0 and base x 2^failures, so that retries spread out.
+    Exponential backoff with full jitter: a random wait between 0 and base x 2^failures, so that retries of processes spread out.
 
     Args:
         base: the longest wait after the first failure.
@@ -38,10 +38,10 @@ class Backoff(msgspec.Struct, frozen=True):
     random: Random = random
 
     def __call__(self, failures: int) -> timedelta:
-        """Return the wait after a failure that `failures` others preceded."""
+        """Return the wait after a failure that was preceded by `failures` others in a row."""
         longest = min(self.limit, self.base * (1 << min(failures, MAX_DOUBLINGS)))
         return longest * self.random()
 
 
-# Short: the first message after an outage is to be sent, and handled, within 5 s.
+# The limit is short, so that the first message after an outage is sent and handled within 5 s.
 BACKOFF = Backoff(timedelta(milliseconds=200), timedelta(seconds=2))

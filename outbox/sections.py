@@ -1,7 +1,7 @@
 """
-Dicts of settings, and OPTIONS of brokers, as typed objects: names are in capitals, unknown names are rejected.
+Convert dicts of settings, and OPTIONS of brokers, to typed objects. Names are in capitals; unknown names are rejected.
 
-Errors are in the terms of the settings file: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`.
+Errors name a setting as the settings file does: `OUTBOX["RELAY"]["LEASE"]`, not `$.RELAY.LEASE`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from outbox.message import prepare
 
 MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
 
-# PostgreSQL takes no longer time-out. Periods may be longer: they are subtracted from the present time, within its calendar.
-LONGEST_WAIT = timedelta(days=24)
-LONGEST_PERIOD = timedelta(days=36_500)
+# The maximum of waits is PostgreSQL's maximum for timeouts. Periods are only subtracted from the present time, so they may be as
+# long as its calendar allows.
+MAX_WAIT = timedelta(days=24)
+MAX_PERIOD = timedelta(days=36_500)
 PERIODS = frozenset({"retention", "idempotency_retention", "audit_retention", "after", "check_horizon", "dead_for"})
 
-_PLACE = re.compile(r" - at `\$(.*)`$")
+_PATH = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
 _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration", "`null`": "None"}
 
@@ -38,84 +39,84 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=st
 S = TypeVar("S", bound=Section)
 
 
-def convert(raw: object, kind: type[S], place: str) -> S:
+def convert(raw: object, kind: type[S], path: str) -> S:
     """
     Turn a dict into a section.
 
     Args:
-        place: the name of the dict in errors.
+        path: the name of the dict in error texts, such as `OUTBOX["RELAY"]`.
 
     Raises:
-        ConfigurationError: a name is unknown, or a value is wrong; the text names the setting.
+        ConfigurationError: a name is unknown, or a value is wrong; the error names the setting.
     """
     prepare(kind)
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(*_explain(str(error), raw, kind, place)) from error
+        raise ConfigurationError(*_explain(str(error), raw, kind, path)) from error
 
 
-def wrong_durations(section: Section, place: str) -> Iterator[str]:
-    """Yield what is wrong with durations of a section and of those below it: zero or less, or too long."""
+def wrong_durations(section: Section, path: str) -> Iterator[str]:
+    """Yield an error text for each duration in a section, or in sections below it, that is not positive or is too long."""
     for name in section.__struct_fields__:
-        inner, its_place = getattr(section, name), f'{place}["{name.upper()}"]'
+        inner, inner_path = getattr(section, name), f'{path}["{name.upper()}"]'
         if isinstance(inner, timedelta):
-            longest = LONGEST_PERIOD if name in PERIODS else LONGEST_WAIT
+            longest = MAX_PERIOD if name in PERIODS else MAX_WAIT
             if inner < timedelta() or (not inner and name not in MAY_BE_ZERO):
-                yield f"{its_place} is {inner}; it must be greater than zero."
+                yield f"{inner_path} is {inner}; it must be greater than zero."
             elif inner > longest:
-                yield f"{its_place} is {inner}; it must be {longest.days:,} days at most."
+                yield f"{inner_path} is {inner}; it must be {longest.days:,} days at most."
         for key, entry in inner.items() if isinstance(inner, dict) else [(None, inner)]:
             if isinstance(entry, Section):
-                yield from wrong_durations(entry, its_place if key is None else f'{its_place}["{key}"]')
+                yield from wrong_durations(entry, inner_path if key is None else f'{inner_path}["{key}"]')
 
 
-def _explain(text: str, raw: Any, kind: type[Section], place: str) -> tuple[str, str]:
+def _explain(text: str, raw: Any, kind: type[Section], path: str) -> tuple[str, str]:
     """
-    Return a sentence that says what is wrong in a dict, and one that says what to write; the latter may be empty.
+    Return a sentence that names the problem in a dict, and one that says what to write; the latter may be empty.
 
     Args:
         text: the text of msgspec's ValidationError.
         kind: the type that the dict was converted to.
-        place: the name of the dict in the sentence.
+        path: the name of the dict in the sentence.
     """
-    what = _PLACE.sub("", text)
-    where, hint = _walk(_PLACE.search(text), raw, kind, place)
-    section = _section_of(hint)
-    if "unknown field" in what and section is not None:
-        return _explain_unknown(what.split("`")[1], where, section, kind, place)
-    if "missing required field" in what:
+    problem = _PATH.sub("", text)
+    setting, type_ = _follow(_PATH.search(text), raw, kind, path)
+    section = _section_of(type_)
+    if "unknown field" in problem and section is not None:
+        return _explain_unknown(problem.split("`")[1], setting, section, kind, path)
+    if "missing required field" in problem:
         hint = "" if section is None else f"Choices are: {', '.join(_names(section))}."
-        return f"{where} has no {what.split('`')[1]}, which is required.", hint
+        return f"{setting} has no {problem.split('`')[1]}, which is required.", hint
     for name, plain in _NAMES.items():
-        what = what.replace(name, plain)
-    return f"{where} has a wrong value: {what}.", _advice(what, hint)
+        problem = problem.replace(name, plain)
+    return f"{setting} has a wrong value: {problem}.", _advice(problem, type_)
 
 
-def _walk(found: re.Match[str] | None, raw: Any, hint: Any, where: str) -> tuple[str, Any]:
-    """Follow msgspec's path; return the name of the setting, and its type."""
-    for name, place in _STEP.findall(found[1]) if found else ():
+def _follow(match: re.Match[str] | None, raw: Any, type_: Any, setting: str) -> tuple[str, Any]:
+    """Follow the path in msgspec's error; return the name of the setting to which it leads, and its type."""
+    for name, index in _STEP.findall(match[1]) if match else ():
         if name:
-            hint = get_type_hints(_section_of(hint), include_extras=True)[name.lower()]
-            raw, where = raw[name], f'{where}["{name}"]'
+            type_ = get_type_hints(_section_of(type_), include_extras=True)[name.lower()]
+            raw, setting = raw[name], f'{setting}["{name}"]'
             continue
-        hint = get_args(hint)[-1]
-        key = int(place) if place.isdecimal() else next(key for key, value in raw.items() if not _fits(value, hint))
-        raw, where = raw[key], f"{where}[{key}]" if isinstance(key, int) else f'{where}["{key}"]'
-    return where, hint
+        type_ = get_args(type_)[-1]
+        key = int(index) if index.isdecimal() else next(key for key, value in raw.items() if not _fits(value, type_))
+        raw, setting = raw[key], f"{setting}[{key}]" if isinstance(key, int) else f'{setting}["{key}"]'
+    return setting, type_
 
 
-def _fits(value: object, hint: Any) -> bool:
+def _fits(value: object, type_: Any) -> bool:
     try:
-        msgspec.convert(value, hint)
+        msgspec.convert(value, type_)
     except msgspec.ValidationError:
         return False
     return True
 
 
-def _section_of(hint: Any) -> type[Section] | None:
-    """Return the section in a type: the type itself, or the part of an optional one."""
-    for kind in (hint, *get_args(hint)):
+def _section_of(type_: Any) -> type[Section] | None:
+    """Return the section in a type: the type itself, or an argument of it, as in an optional type."""
+    for kind in (type_, *get_args(type_)):
         if inspect.isclass(kind) and issubclass(kind, Section):
             return kind
     return None
@@ -125,36 +126,36 @@ def _names(section: type[Section]) -> list[str]:
     return [name.upper() for name in section.__struct_fields__]
 
 
-def _explain_unknown(unknown: str, where: str, section: type[Section], root: type[Section], place: str) -> tuple[str, str]:
-    text = f"{where} has an unknown setting {unknown!r}."
+def _explain_unknown(unknown: str, setting: str, section: type[Section], root: type[Section], path: str) -> tuple[str, str]:
+    text = f"{setting} has an unknown setting {unknown!r}."
     if close := difflib.get_close_matches(unknown.upper(), _names(section), n=1, cutoff=0.75):
         return text, f"Did you mean {close[0]}?"
-    if homes := [home for home, inner in _sections(root, place) if unknown in _names(inner)]:
-        return text, f"It belongs in {' or '.join(homes)}."
+    if paths := [inner_path for inner_path, inner in _sections(root, path) if unknown in _names(inner)]:
+        return text, f"It belongs in {' or '.join(paths)}."
     return text, f"Choices are: {', '.join(_names(section))}."
 
 
-def _sections(kind: type[Section], place: str) -> Iterator[tuple[str, type[Section]]]:
-    """Return a section and those below it, each with its name."""
-    yield place, kind
-    for name, hint in get_type_hints(kind).items():
-        if (inner := _section_of(hint)) is not None:
-            entry = "[...]" if get_origin(hint) is dict else ""
-            yield from _sections(inner, f'{place}["{name.upper()}"]{entry}')
+def _sections(kind: type[Section], path: str) -> Iterator[tuple[str, type[Section]]]:
+    """Yield a section and the sections below it, each with its path."""
+    yield path, kind
+    for name, type_ in get_type_hints(kind).items():
+        if (inner := _section_of(type_)) is not None:
+            entry = "[...]" if get_origin(type_) is dict else ""
+            yield from _sections(inner, f'{path}["{name.upper()}"]{entry}')
 
 
-def _advice(what: str, hint: Any) -> str:
-    if "duration" in what:
+def _advice(problem: str, type_: Any) -> str:
+    if "duration" in problem:
         return "Write timedelta(seconds=...), or an ISO 8601 duration such as 'PT30S'."
-    if "Expected a list, got `str`" in what:
+    if "Expected a list, got `str`" in problem:
         return 'Write a list: ["..."].'
-    section = _section_of(hint)
-    if "Expected a dict" in what and section is not None:
-        if get_origin(hint) is dict:
+    section = _section_of(type_)
+    if "Expected a dict" in problem and section is not None:
+        if get_origin(type_) is dict:
             return 'Write {"NAME": {...}}, an entry for each; {} in the place of {...} keeps its defaults.'
         return f"Write {{}} for its defaults, or set: {', '.join(_names(section))}."
-    known = get_args(hint) if get_origin(hint) is Literal else ()
-    for kind in (hint, *get_args(hint)):
+    choices = get_args(type_) if get_origin(type_) is Literal else ()
+    for kind in (type_, *get_args(type_)):
         if inspect.isclass(kind) and issubclass(kind, enum.Enum):
-            known = tuple(map(str, kind))
-    return f"Choices are: {', '.join(map(repr, known))}." if known else ""
+            choices = tuple(map(str, kind))
+    return f"Choices are: {', '.join(map(repr, choices))}." if choices else ""

@@ -1,12 +1,13 @@
 """
 Graceful shutdown of a process within 5 seconds of the request, whatever its threads wait for.
 
-A process that is asked to end finishes the calls under way and returns the rest of its work. When a server is frozen, a call
-to it may never return; then the process ends without it. Nothing is lost, as when the process is killed: other processes take
-over its batches, lanes and deliveries when its connection is gone or the lease is over.
+A process that is asked to end finishes the calls in progress and releases the rest of its work. If a server is frozen, a call
+to it may never return; then the process ends without waiting for it. Nothing is lost, just as when the process is killed: other
+processes take over its batches, lanes and deliveries when its connection breaks or the lease is over.
 
-A consumer's handler is not interrupted: the 5 seconds begin when it returns, or when the end is requested a second time. One that
-runs on after its time limit ends its process, where that may exit; handlers of other threads then have a minute to return.
+A consumer's handler is not interrupted: the 5 seconds begin when the handler returns, or when the end is requested a second
+time. If a handler still runs long after its time limit, its process ends, if it may exit; handlers in other threads then have a
+minute to return.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-LIMIT_SECONDS = 4.0  # from the request, or from the end of the last handler
-OTHERS_SECONDS = 60.0  # for the other handlers, after one was given up
-EXIT_SECONDS = 0.5  # more for the interpreter, which waits for threads of libraries
+LIMIT_SECONDS = 4.0  # the time for calls in progress, from the request or from the end of the last handler
+OTHERS_SECONDS = 60.0  # the time for other handlers, after one handler was given up
+EXIT_SECONDS = 0.5  # additional time for the interpreter, which waits for threads of libraries
 POLL_SECONDS = 0.1
-LOG_SECONDS = 0.3  # for the log, which may block, too
+LOG_SECONDS = 0.3  # the time for writing the log, which may block, too
 
 UNFINISHED = 3
 """Exit code of a process that ended on request, without waiting for a call that did not return."""
@@ -56,7 +57,7 @@ def is_shutdown(error: BaseException, *, is_requested: bool) -> bool:
 
 
 def _is_raised_by_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised it, as in a child of Celery's prefork pool: `handler(signum, frame)`."""
+    """Return whether a signal handler, a function (signum, frame), raised an error, as in a child of Celery's prefork pool."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     for frame in frames:
         names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
@@ -68,7 +69,7 @@ def _is_raised_by_signal(error: BaseException) -> bool:
 
 @contextmanager
 def handler_runs() -> Iterator[None]:
-    """Mark that the calling thread runs a handler of the user, which is not interrupted."""
+    """Mark that the calling thread runs a user's handler in the block, which a shutdown does not interrupt."""
     thread = threading.get_ident()
     _in_handlers.add(thread)
     try:
@@ -91,9 +92,9 @@ class ShutdownWatch(threading.Thread):
 
     Args:
         requests: returns how often the end was requested; called ten times a second.
-        threads: returns the threads that the log names if they do not return.
-        may_exit: whether the process exits when the time is over, and when a handler is given up. If not, it runs other work:
-            that the time is over is only logged, and a handler that is given up ends nothing.
+        threads: returns the threads that the log names if they do not end.
+        may_exit: whether the process exits when the time is over, and when a handler is given up. Pass False if the process runs
+            other work, too: then it only logs that the time is over, and giving up a handler has no effect.
     """
 
     def __init__(
@@ -108,24 +109,24 @@ class ShutdownWatch(threading.Thread):
         self._stops: list[Callable[[], object]] = []
 
     def on_request(self, stop: Callable[[], object]) -> None:
-        """Call a function, which must not block, when the end is requested; now, if it was already."""
+        """Call a function, which must not block, when the end is requested; if it was requested already, call it now."""
         self._stops.append(stop)
         if self.requested.is_set():
             stop()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         if self._may_exit:
             _exiting.add(self)
         super().start()
 
     def close(self) -> None:
-        """Stop watching: the work has ended."""
+        """Stop watching, because the work has ended."""
         self._closed.set()
         _exiting.discard(self)
 
     def run(self) -> None:
-        """Wait for the request, pass it on, and exit the process if it has not ended in time."""
+        """Wait for the request, call the functions of `on_request`, and exit the process if it does not end in time."""
         while not (self._requests() or self._has_given_up()):
             if self._closed.wait(POLL_SECONDS):
                 return
@@ -137,7 +138,7 @@ class ShutdownWatch(threading.Thread):
             if not self._may_exit:
                 return
             threading.main_thread().join(LIMIT_SECONDS)
-            if threading.main_thread().is_alive():  # the command was called by another program, which goes on
+            if threading.main_thread().is_alive():  # another program has called the command, and continues
                 return
             time.sleep(max(EXIT_SECONDS, ends_at - time.monotonic()))
         self._leave()
@@ -147,7 +148,7 @@ class ShutdownWatch(threading.Thread):
         return self._may_exit and bool(_given_up)
 
     def _wait(self) -> float:
-        """Wait until the work has ended or the time is over; return the time at which it is over."""
+        """Wait until the work has ended or the time is over; return the deadline."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
         latest = float("inf")
@@ -161,7 +162,7 @@ class ShutdownWatch(threading.Thread):
                 latest = min(latest, now + OTHERS_SECONDS)
             ends_at = min(now + LIMIT_SECONDS, latest)
             if not is_logged and now >= began + LIMIT_SECONDS:
-                logger.warning("Waiting for a handler that still runs.")
+                logger.warning("Waiting for a handler that still runs. To end without waiting for it, request the end again.")
                 is_logged = True
             if is_logged and self._requests() > known:
                 break
@@ -178,10 +179,10 @@ class ShutdownWatch(threading.Thread):
     def _log_calls(self) -> None:
         effect = "This process ends without it" if self._may_exit else "This task cannot end before it returns"
         for thread in self._threads():
-            if call := _call_under_way(thread):
+            if call := _current_call(thread):
                 logger.warning(
                     "%s has not returned from %s. %s. Nothing is lost: other processes take over its work when its "
-                    "connection is gone or its lease is over.",
+                    "connection breaks or its lease is over.",
                     thread.name,
                     call,
                     effect,
@@ -193,22 +194,22 @@ class GracefulShutdown:
     The graceful shutdown of a long-running command on SIGTERM or SIGINT; for the main thread only.
 
     Args:
-        threads: threads that the log names, beside the main thread, if they do not return.
+        threads: threads that the log names, besides the main thread, if they do not end.
     """
 
     def __init__(self, threads: Iterable[threading.Thread] = ()) -> None:
-        self._caught = 0
-        self._watch = ShutdownWatch(lambda: self._caught, lambda: [*threads, threading.main_thread()])
+        self._signals = 0
+        self._watch = ShutdownWatch(lambda: self._signals, lambda: [*threads, threading.main_thread()])
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._count) for number in (signal.SIGTERM, signal.SIGINT)}
+        self._old_handlers = {number: signal.signal(number, self._count) for number in (signal.SIGTERM, signal.SIGINT)}
         self._watch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._watch.close()
-        if not self._caught:
-            for number, handler in self._before.items():
+        if not self._signals:
+            for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
 
     def wait(self, is_working: Callable[[], bool]) -> bool:
@@ -218,12 +219,12 @@ class GracefulShutdown:
         return self._watch.requested.is_set()
 
     def _count(self, number: int, frame: FrameType | None) -> None:
-        """Count only: a signal handler may interrupt any code, even inside an Event's own lock."""
-        self._caught += 1
+        """Only count the signal, because a signal handler may interrupt any code, even code that holds an Event's lock."""
+        self._signals += 1
 
 
-def _call_under_way(thread: threading.Thread) -> str:
-    """Return the function of the outbox that a thread is in, and the one that it waits in; "" if it is in none."""
+def _current_call(thread: threading.Thread) -> str:
+    """Return the function of the outbox that a thread executes, and the function that it waits in; "" if there is none."""
     frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
     while frame is not None and not _module(frame).startswith("outbox."):
@@ -231,7 +232,7 @@ def _call_under_way(thread: threading.Thread) -> str:
     if frame is None or innermost is None:
         return ""
     if _module(innermost) == "threading" and innermost.f_code.co_name in ("join", "_wait_for_tstate_lock"):
-        return ""  # it only waits for another thread
+        return ""  # the thread only waits for another thread
     return _name(frame) if innermost is frame else f"{_name(frame)} (it waits in {_name(innermost)})"
 
 

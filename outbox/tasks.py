@@ -1,12 +1,12 @@
 """
-Celery tasks: `relay` runs on each wakeup, `sweep` relays messages whose wakeup was lost, the others run on beat's schedule.
+Celery tasks. A wakeup starts `relay`; beat's schedule starts `sweep`, which relays messages whose wakeup was lost, and all
+others.
 
-Celery closes Django's connections around each task and may fork at any time. So each task opens what it needs and closes it
-at its end. Only the checker of a broker that sends check-backs itself stays open as long as its process.
+Celery closes Django's connections around each task and may fork at any time. So each task opens the connections that it needs,
+and closes them at its end. Only the checker of a broker that sends check-backs itself stays open until its process ends.
 
-A worker that shuts down waits for its tasks without telling them: `worker_shutting_down` is sent in the main process only,
-and the children of a prefork pool get no signal. So the main process sets a flag in memory that it shares with the children
-that it forks.
+A worker that shuts down waits for its tasks without notifying them: `worker_shutting_down` is sent in the main process only, and
+the children of a prefork pool get no signal. So the main process sets a flag in memory that it shares with its forked children.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ T = TypeVar("T")
 RETRY_SECONDS = 60
 
 _main_process = os.getpid()
-_is_shutting_down = mmap.mmap(-1, 1)  # shared with the processes that this one forks
+_is_shutting_down = mmap.mmap(-1, 1)  # one byte that is shared with forked children
 
 
 @signals.worker_init.connect
-def _begin(**_: object) -> None:
+def _on_worker_init(**_: object) -> None:
     _is_shutting_down[0] = 0
 
 
 @signals.worker_shutting_down.connect
-def _shut_down(**_: object) -> None:
+def _on_shutting_down(**_: object) -> None:
     _is_shutting_down[0] = 1
 
 
@@ -56,7 +56,7 @@ def _watch_for_shutdown() -> Iterator[ShutdownWatch]:
     """
     Yield a watch that stops the task when its worker shuts down.
 
-    Only a child of a prefork pool may exit in the middle of a call: in other pools the process runs other tasks, too.
+    Only a child of a prefork pool may exit in the middle of a call, because in other pools the process runs other tasks, too.
     """
     task = threading.current_thread()
     watch = ShutdownWatch(lambda: _is_shutting_down[0], lambda: [task], may_exit=os.getpid() != _main_process)
@@ -69,9 +69,9 @@ def _watch_for_shutdown() -> Iterator[ShutdownWatch]:
 
 @shared_task(name="outbox.tasks.relay", ignore_result=True)
 def relay(database: str = "default", broker: str = "default") -> None:
-    """Relay the messages of one target; stay a moment, since one wakeup stands for all commits of that moment."""
+    """Relay messages of one database and broker until none comes for `IDLE_TIMEOUT`, since later commits may share a wakeup."""
     settings = conf.settings().relay
-    asks_producers = conf.broker_has(broker, "AsksProducers")  # the task fails where settings have no such broker
+    asks_producers = conf.broker_has(broker, "AsksProducers")  # raises if settings have no such broker, so that the task fails
     with _watch_for_shutdown() as shutdown:
         if asks_producers:
             try_step(listen_in_this_process, broker, database)
@@ -87,7 +87,7 @@ def relay(database: str = "default", broker: str = "default") -> None:
 
 @shared_task(name="outbox.tasks.sweep", ignore_result=True)
 def sweep() -> None:
-    """Relay the messages of all targets, settle open commits, and do the check-backs of brokers that send none."""
+    """Relay the messages of all databases and brokers, settle unanswered commits, and run the check loops of brokers."""
     targets = hosts.relay_targets()
     with _watch_for_shutdown() as shutdown:
         for alias in brokers_to_ask_for({target.broker for target in targets}):
@@ -103,9 +103,10 @@ def sweep() -> None:
 @shared_task(name="outbox.tasks.maintenance", bind=True, ignore_result=True, max_retries=None)
 def maintenance(self: Any) -> None:
     """
-    Create the partitions of coming days, tidy deferred messages, prune, and look for gaps in what consumer groups have seen.
+    Create the partitions of coming days, tidy deferred messages, prune, and look for gaps in the numbers that groups have
+    received.
 
-    It is repeated each minute while something fails. A repetition expires when beat's next one comes.
+    While a step fails, the task is repeated each minute. A repetition expires when beat sends the next regular task.
     """
     targets = hosts.relay_targets()
     with _watch_for_shutdown() as shutdown:
@@ -113,24 +114,24 @@ def maintenance(self: Any) -> None:
         done = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
         done.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
         done += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
-        is_by_worker = not (self.request.called_directly or self.request.is_eager)
-        is_to_repeat = is_by_worker and not (all(done) or shutdown.requested.is_set())
-    if is_to_repeat:
+        is_in_worker = not (self.request.called_directly or self.request.is_eager)
+        has_to_repeat = is_in_worker and not (all(done) or shutdown.requested.is_set())
+    if has_to_repeat:
         raise self.retry(countdown=RETRY_SECONDS)
 
 
 @shared_task(name="outbox.tasks.consume", ignore_result=True)
 def consume(group: str) -> None:
-    """Handle the messages of a consumer group, where no long-running consumer does; beat calls it again."""
-    chosen = find_group(group)
+    """Handle waiting messages of a consumer group. Beat starts this task each second, in place of a long-running consumer."""
+    consumer_group = find_group(group)
     with _watch_for_shutdown() as shutdown:
-        for alias in chosen.brokers:
-            at_most = conf.settings().consumer.task_time / len(chosen.brokers)
-            with closing(Worker(chosen, alias, stop=shutdown.requested, is_task=True)) as worker:
+        for alias in consumer_group.brokers:
+            at_most = conf.settings().consumer.task_time / len(consumer_group.brokers)
+            with closing(Worker(consumer_group, alias, stop=shutdown.requested, is_task=True)) as worker:
                 shutdown.on_request(worker.stop)
                 worker.run(until_idle=True, seconds=at_most.total_seconds())
 
 
 def _unless_shutting_down(shutdown: ShutdownWatch, step: Callable[[T], object], subject: T) -> bool:
-    """Do a step, unless the worker shuts down: another worker will do it. Return whether it succeeded."""
+    """Run a step, unless the worker shuts down, since then another worker will run it. Return whether it ran and succeeded."""
     return not shutdown.requested.is_set() and try_step(step, subject)

@@ -1,4 +1,4 @@
-"""Topic rows, which are written from settings. The id of a topic follows from its name (`ids.topic_number`)."""
+"""Topic rows, which are written from settings. The id of a topic is a hash of its name (`ids.topic_number`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ READ_TOPICS = "SELECT name, broker, type, ordered FROM outbox_topic"
 
 READ_PAUSES = "SELECT name, paused, paused_at, paused_by, pause_reason FROM outbox_topic"
 
-# A topic that is new or changed. Where another process inserts its row at the same time, id and name are taken: ON CONFLICT names
-# neither of them.
+# Insert a new topic, or update a changed one. If another process inserts the same topic at the same time, both its id and its
+# name conflict, so ON CONFLICT names no column.
 WRITE_TOPIC = """
 WITH t (id, name, broker, type, ordered) AS (VALUES (%s::int, %s, %s, %s, %s::boolean)),
 new AS (INSERT INTO outbox_topic (id, name, broker, type, ordered) SELECT * FROM t ON CONFLICT DO NOTHING)
@@ -33,7 +33,7 @@ WHERE outbox_topic.name = t.name
    AND (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered) IS DISTINCT FROM (t.broker, t.type, t.ordered)
 """
 
-# Pausing a topic that is paused changes nothing, nor does resuming one whose pause is not the one that the operator saw.
+# To pause a paused topic changes nothing. To resume a topic changes nothing if its pause is not the one that the operator saw.
 PAUSE = """
 UPDATE outbox_topic SET paused = true, paused_at = clock_timestamp(), paused_by = %(by)s, pause_reason = %(reason)s
 WHERE name = %(name)s AND NOT paused
@@ -43,8 +43,8 @@ UPDATE outbox_topic SET paused = false, paused_at = NULL, paused_by = '', pause_
 WHERE name = %(name)s AND paused AND paused_at IS NOT DISTINCT FROM %(since)s
 """
 
-# The schema in which this connection finds the outbox, and its search path, now and when the connection was opened.
-FIND_HOME = """
+# The schema in which this connection finds the outbox, its search path now and when the connection was opened, and its role.
+FIND_SCHEMA = """
 SELECT n.nspname, s.setting, s.reset_val, current_user
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, pg_settings s
 WHERE c.oid = to_regclass('outbox_topic') AND s.name = 'search_path'
@@ -55,19 +55,19 @@ LAST_MIGRATION = '("outbox", "0002_records")'
 
 
 class Pause(NamedTuple):
-    """A topic's pause. `at`: None where it was not paused by `pause`."""
+    """A topic's pause. `at`: None if the topic was not paused by `pause`."""
 
     at: datetime | None
     by: str
     reason: str
 
 
-# Rows that this process has seen or written: alias, name of its database (a test's is another), topic.
-_seen: set[tuple[str, str, str]] = set()
+# Topic rows that this process has read or written, by alias, database name (a test database has another one) and topic.
+_known: set[tuple[str, str, str]] = set()
 
 
 def write_topics(using: str) -> None:
-    """Write the topics of `OUTBOX["TOPICS"]` into a database, over its Django connection."""
+    """Write the topics of `OUTBOX["TOPICS"]` into a database, with Django's connection."""
     match_topics(database.raw(using))
     forget(using)
 
@@ -76,37 +76,37 @@ def match_topics(connection: database.Connection) -> set[str]:
     """
     Write the rows of topics that are missing, or differ from the settings.
 
-    Two releases that run side by side may have different settings for a topic. Each relay corrects the rows repeatedly, so that
-    the release that stays wins, whichever started last.
+    During a deployment, two releases may have different settings for a topic. Each relay corrects the rows periodically, so after
+    the deployment the rows match the settings of the release that still runs.
 
     Returns:
         The names of topics that only the database has.
     """
     rows = {row[0]: row[1:] for row in connection.execute(READ_TOPICS).fetchall()}
     for name in conf.settings().topics:
-        if rows.pop(name, None) != _wanted(name):
-            connection.execute(WRITE_TOPIC, [topic_number(name), name, *_wanted(name)])
+        if rows.pop(name, None) != _expected_row(name):
+            connection.execute(WRITE_TOPIC, [topic_number(name), name, *_expected_row(name)])
     return set(rows)
 
 
 def write_topic(connection: database.Connection, name: str) -> None:
     """
-    Write the row of one topic where it is missing or differs from the settings.
+    Write the row of one topic if it is missing or differs from the settings.
 
     Raises:
         UnknownTopic: the topic is not in settings.
     """
-    if connection.execute(READ_TOPIC, [name]).fetchone() != _wanted(name):
-        connection.execute(WRITE_TOPIC, [topic_number(name), name, *_wanted(name)])
+    if connection.execute(READ_TOPIC, [name]).fetchone() != _expected_row(name):
+        connection.execute(WRITE_TOPIC, [topic_number(name), name, *_expected_row(name)])
 
 
 def topic_id(name: str, using: str) -> int:
     """
-    Return a topic's id. The first call of a process writes its row where there is none.
+    Return a topic's id. The first call in a process writes the topic's row if it is missing.
 
-    It is written over a connection of its own, since the caller's transaction may be rolled back. That connection bypasses a
-    pooler, whose server connections may all be held by transactions that wait for this row. A row that goes missing later is
-    written by a relay, within seconds (`match_topics`).
+    The row is written on a separate connection, since the caller's transaction may be rolled back. That connection bypasses a
+    pooler, whose server connections may all be in use by transactions that wait for this row. If the row is deleted later, a
+    relay writes it again within seconds (`match_topics`).
 
     Raises:
         UnknownTopic: the topic is not in settings.
@@ -115,11 +115,11 @@ def topic_id(name: str, using: str) -> int:
         django.db.Error: the caller's transaction, or its connection, is broken.
     """
     database_name = str(connections[using].settings_dict["NAME"])
-    if (using, database_name, name) in _seen:
+    if (using, database_name, name) in _known:
         return topic_number(name)
     conf.topic_settings(name)
     try:
-        with connections[using].wrap_database_errors:  # in the caller's transaction, so the caller's errors
+        with connections[using].wrap_database_errors:  # raises Django's errors, because this is the caller's transaction
             row = database.raw(using).execute(READ_TOPIC, [name]).fetchone()
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.UndefinedTable):
@@ -133,17 +133,17 @@ def topic_id(name: str, using: str) -> int:
     if row is None:
         with database.connect(database.direct_alias(using)) as own:
             write_topic(own, name)
-    _seen.add((using, database_name, name))
+    _known.add((using, database_name, name))
     return topic_number(name)
 
 
 def pause(connection: database.Connection, name: str, *, by: str, reason: str) -> bool:
     """
-    Stop relays from claiming messages of a topic; none goes half first. Publishing continues, and so do deliveries of messages
-    that the broker has.
+    Stop relays from claiming messages of a topic, and stop sending messages half first. Publishing continues, and so does the
+    delivery of messages that the broker has.
 
     Returns:
-        False when the topic was paused already; nothing is changed then.
+        False if the topic was already paused; then nothing is changed.
     """
     return connection.execute(PAUSE, {"name": name, "by": by, "reason": reason}).rowcount == 1
 
@@ -166,10 +166,10 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
     End a topic's pause, and wake a relay.
 
     Args:
-        since: the `paused_at` of that pause.
+        since: the `paused_at` of the pause to end.
 
     Returns:
-        False when that pause has ended, or another one has begun; nothing is changed then.
+        False if that pause has ended, or another one has begun; then nothing is changed.
     """
     if connection.execute(RESUME, {"name": name, "since": since}).rowcount == 0:
         return False
@@ -178,25 +178,26 @@ def resume(connection: database.Connection, name: str, *, since: datetime | None
 
 
 def forget(using: str) -> None:
-    """Forget which rows a database has, under all its aliases, since they may have been flushed."""
+    """Forget the known rows of a database, under all its aliases, since the tables may have been flushed."""
     database_name = str(connections[using].settings_dict["NAME"])
-    _seen.difference_update([key for key in _seen if key[1] == database_name])
+    _known.difference_update([key for key in _known if key[1] == database_name])
 
 
 def _require_visible_schema(using: str) -> None:
-    """Raise where the search path was changed and leads to tables that a relay's own connection does not see."""
-    home, path, path_of_new, user = database.raw(using).execute(FIND_HOME).fetchone() or ("", "", "", "")
-    schemas = [user if part == "$user" else part for part in (part.strip().strip('"') for part in path_of_new.split(","))]
-    if path != path_of_new and home not in schemas:
+    """Raise if the search path was changed so that it leads to tables that a relay's own connection does not see."""
+    schema, path, default_path, user = database.raw(using).execute(FIND_SCHEMA).fetchone() or ("", "", "", "")
+    schemas = [user if part == "$user" else part for part in (part.strip().strip('"') for part in default_path.split(","))]
+    if path != default_path and schema not in schemas:
         raise ConfigurationError(
-            f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema {home!r}. "
-            f"Relays open connections of their own, with {path_of_new}, and would never see a message there.",
-            hint="Keep the outbox in a schema that every connection sees, or give the tenant an alias in DATABASES "
+            f"The search_path of database {using!r} was changed to {path}, where the outbox's tables are in the schema "
+            f"{schema!r}. Relays open connections of their own, with the search_path {default_path}, and never see messages "
+            "there.",
+            hint="Keep the outbox in a schema that every connection sees, or add an alias to DATABASES for the tenant, "
             "whose OPTIONS set its search_path.",
         )
 
 
-def _wanted(name: str) -> tuple[str, TopicType | None, bool]:
+def _expected_row(name: str) -> tuple[str, TopicType | None, bool]:
     """Return a topic's row according to the settings: broker, type, and whether it keeps order."""
     topic = conf.topic_settings(name)
     return topic.broker, topic.type, topic.type is TopicType.FIFO

@@ -1,9 +1,9 @@
 """
-Spans and histograms for OpenTelemetry, with the extra `opentelemetry`. Without it, or without a provider, nothing is recorded.
+Spans and histograms for OpenTelemetry. Without the extra `opentelemetry`, or without a provider, nothing is recorded.
 
 Spans follow the semantic conventions for messaging: `create` when a message is published, `send` for each call of the relay to
-the broker, `process` around the handler. A message has the `traceparent` of its `create` span, to which the other two link.
-Histograms measure the time from publishing a message until it was sent, and until it was handled.
+the broker, `process` around the handler. A message has the `traceparent` of its `create` span, and the other two spans link to
+it. Histograms measure the time from publishing a message until it was sent, and until it was handled.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 NAME = "outbox"
-LINKS = 128  # of one span; most collectors keep no more
+MAX_LINKS = 128  # of one span; most collectors keep no more
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
-API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # modules of the no-op providers
+API_ONLY = ("opentelemetry.trace", "opentelemetry.metrics")  # the modules of the no-op providers
 
 
 def create(topic: str, message_id: object, size: int) -> str:
@@ -107,7 +107,7 @@ def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
 
 @contextmanager
 def _guard() -> Iterator[None]:
-    """Log errors of tracing: an error in a span processor must not fail a publish or a handler."""
+    """Log errors in the block instead of raising them, so that an error in a span processor fails no publish and no handler."""
     try:
         yield
     except Exception as error:
@@ -120,7 +120,7 @@ def _log(error: Exception) -> None:
 
 @contextmanager
 def _harmless(span: Any) -> Iterator[None]:
-    """Enter a span during the block; only exceptions of the block are raised."""
+    """Enter a span during the block. Exceptions of the block are raised; exceptions of the span are logged."""
     raised: BaseException | None = None
     entered = ExitStack()
     with _guard():
@@ -136,7 +136,7 @@ def _harmless(span: Any) -> Iterator[None]:
 
 
 def _is_traced() -> bool:
-    """Return whether there is a tracer provider. Called for each message, so it is fast without one."""
+    """Return whether there is a tracer provider. This is called for each message, so it is fast without a provider."""
     try:
         return _is_set_up(trace and trace.get_tracer_provider())
     except Exception as error:
@@ -170,9 +170,9 @@ def _histogram(provider: metrics.MeterProvider, name: str, description: str) -> 
 def _record(histogram: metrics.Histogram, message_ids: Iterable[str], attributes: dict[str, str]) -> None:
     now = time.time()
     for message_id in message_ids:
-        with suppress(ValueError):  # another producer's id may be any text, without a time
-            if (made := UUID(message_id)).version == 7:
-                histogram.record(max(0.0, now - (made.int >> 80) / 1000), attributes)
+        with suppress(ValueError):  # the id of another producer's message may be any text
+            if (uuid := UUID(message_id)).version == 7:
+                histogram.record(max(0.0, now - (uuid.int >> 80) / 1000), attributes)
 
 
 def _attributes(operation: str, *topics: str) -> dict[str, Any]:
@@ -188,6 +188,6 @@ def _links(traceparents: Iterator[str]) -> list[trace.Link]:
     links: list[trace.Link] = []
     for traceparent in traceparents:
         context = trace.get_current_span(TraceContextTextMapPropagator().extract({Header.TRACEPARENT: traceparent}))
-        if traceparent and context.get_span_context().is_valid and len(links) < LINKS:
+        if traceparent and context.get_span_context().is_valid and len(links) < MAX_LINKS:
             links.append(trace.Link(context.get_span_context()))
     return links

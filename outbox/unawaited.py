@@ -1,4 +1,4 @@
-"""Calls of `apublish()` that nobody awaits: they would leave rows without their message."""
+"""Find calls of `apublish()` that are not awaited, because they would leave business rows without their message."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outbox.errors import NotAwaited
 _calls: ContextVar[list[Coroutine[Any, Any, Any]] | None] = ContextVar("outbox_calls_to_await", default=None)
 
 
-def note(call: Coroutine[Any, Any, Any]) -> None:
-    """Note a call that has to end before the innermost block of `awaiting_all` does."""
+def record(call: Coroutine[Any, Any, Any]) -> None:
+    """Record a call that has to end before the innermost block of `awaiting_all` ends."""
     if (calls := _calls.get()) is not None:
         calls.append(call)
 
@@ -22,10 +22,10 @@ def note(call: Coroutine[Any, Any, Any]) -> None:
 @contextmanager
 def awaiting_all() -> Iterator[None]:
     """
-    Run a block whose calls of `apublish()` must have ended when it returns.
+    Run a block in which all calls of `apublish()` must end.
 
     Raises:
-        NotAwaited: one was not awaited, or is still under way in a task.
+        NotAwaited: a call was not awaited, or still runs in a task.
     """
     calls: list[Coroutine[Any, Any, Any]] = []
     token = _calls.set(calls)
@@ -33,14 +33,14 @@ def awaiting_all() -> Iterator[None]:
         yield
     finally:
         _calls.reset(token)
-    left = [call for call in calls if inspect.getcoroutinestate(call) != inspect.CORO_CLOSED]
-    for call in left:
+    unfinished = [call for call in calls if inspect.getcoroutinestate(call) != inspect.CORO_CLOSED]
+    for call in unfinished:
         if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
             call.close()
-    if left:
-        times = "once" if len(left) == 1 else f"{len(left)} times"
+    if unfinished:
+        times = "once" if len(unfinished) == 1 else f"{len(unfinished)} times"
         raise NotAwaited(
-            f"apublish() was called {times} and not awaited before the end of the transaction, which is rolled back: its "
-            "messages would be missing.",
+            f"apublish() was called {times} and not awaited before the end of the transaction. The transaction is rolled back, "
+            "because its messages would be missing.",
             hint="Write `await apublish(...)`, and await tasks that call it.",
         )

@@ -25,19 +25,19 @@ from outbox.errors import ConfigurationError
 HEADERS = ("webhook-id", "webhook-timestamp", "webhook-signature")
 BODY_BYTES = 64 * 1024
 REQUEST_ID_LENGTH = 255
-TOLERANCE = timedelta(minutes=5)  # a signature's time may differ from ours by this, as Standard Webhooks says
+TOLERANCE = timedelta(minutes=5)  # the largest difference between a signature's time and the server's, as Standard Webhooks says
 
 
 class NoSecrets(APIException):
-    """Raised when signatures cannot be verified, since settings have no secret or an invalid one. `why` is for the log only."""
+    """Raised when signatures cannot be verified, because settings have no secret or an invalid one. `reason` is only logged."""
 
     status_code = status.HTTP_503_SERVICE_UNAVAILABLE
     default_detail = "This endpoint is not configured."
     default_code = "not_set_up"
 
-    def __init__(self, why: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__()
-        self.why = why
+        self.reason = reason
 
 
 class RequestTooLarge(APIException):
@@ -60,9 +60,10 @@ class SignedRequest(BaseAuthentication):
     """
     Accepts requests that are signed, recent and small; `request.auth` is the id of the request.
 
-    A replayed request is accepted too, a few times (throttling.py): senders that got no answer repeat their request within the
-    tolerance. A captured request that somebody else replays tells them a fact that stays the same, and has no effect on the
-    broker, which reads the response to its own request only. All replays have one row in the record (check_backs/answer.py).
+    A request that is repeated within the tolerance is also accepted, a few times (throttling.py), because senders that got no
+    answer repeat their request. If somebody captures a request and replays it, the answer tells them a fact that does not change,
+    and has no effect on the broker, which only reads the response to its own request. All repetitions of a request have one row
+    in the table of check-backs (check_backs/answer.py).
     """
 
     def authenticate(self, request: Request) -> tuple[AnonymousUser, str]:
@@ -75,7 +76,7 @@ class SignedRequest(BaseAuthentication):
             raise AuthenticationFailed(f"The webhook-id is longer than {REQUEST_ID_LENGTH} characters.", "odd_id")
         if not (request_id.isascii() and request_id.isprintable()):
             raise AuthenticationFailed("The webhook-id has characters other than printable ASCII.", "odd_id")
-        _refuse_stale(headers["webhook-timestamp"])
+        _require_fresh(headers["webhook-timestamp"])
         body = _read_body(request)
         if not any(_is_signed(signer, body, headers) for signer in signers):
             raise AuthenticationFailed("The signature does not match any of this endpoint's secrets.", "wrongly_signed")
@@ -100,8 +101,8 @@ def read_signers() -> list[Webhook]:
     return signers
 
 
-def _refuse_stale(timestamp: str) -> None:
-    """Raise for a timestamp beyond the tolerance, which is also the library's: it does not say by how much a time is off."""
+def _require_fresh(timestamp: str) -> None:
+    """Raise unless a timestamp is within the tolerance. The library has the same limit, but its error names no number."""
     tolerance = TOLERANCE.total_seconds()
     try:
         is_fresh = abs(int(time.time()) - int(timestamp)) <= tolerance  # integers, since a float could overflow
@@ -123,7 +124,7 @@ def _read_body(request: Request) -> bytes:
         raise RequestTooLarge
     try:
         body: bytes = request.body
-    except RequestDataTooBig as error:  # the project's own limit is lower
+    except RequestDataTooBig as error:  # the project's DATA_UPLOAD_MAX_MEMORY_SIZE is lower than BODY_BYTES
         raise RequestTooLarge from error
     except UnreadablePostError as error:
         raise ParseError("The body is incomplete.", "broke_off") from error
@@ -135,6 +136,6 @@ def _read_body(request: Request) -> bytes:
 def _is_signed(secret: Webhook, body: bytes, headers: dict[str, str]) -> bool:
     try:
         secret.verify(body, headers, json_parse=False)
-    except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8, the signature not base64
+    except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8, or the signature is not base64
         return False
     return True

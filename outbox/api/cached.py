@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 class Cached(Generic[T]):
     """
-    Caches the result of a function in this process. Of many concurrent threads, one calls the function; the others get the last
-    result meanwhile, or wait for the first.
+    Caches the result of a function in this process.
 
-    An exception is raised to the thread that called the function, and not cached. Changed settings clear the cache.
+    Of concurrent threads, only one calls the function. Meanwhile the others get the last result; if there is none yet, they wait.
+    An exception is raised in the thread that called the function, and is not cached. Changed settings clear the cache.
 
     Args:
         seconds: how long a result is cached.
@@ -29,7 +29,7 @@ class Cached(Generic[T]):
         self._read = read
         self._seconds = seconds
         self._clock = clock
-        self._cached: tuple[float, T] | None = None  # until when, and the result
+        self._cached: tuple[float, T] | None = None  # the time until which the result is valid, and the result
         self._lock = ForkSafeLock()
         setting_changed.connect(self._on_setting_changed)
 

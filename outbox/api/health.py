@@ -1,10 +1,11 @@
 """
-Health over HTTP, without authentication: 200 or 503, and one word for each database.
+Health over HTTP, without authentication: the status 200 or 503, and one word for each database.
 
 A process caches the result for one second (`health/`) or five (`health/outbox/`).
 
-`health/` says whether this process can publish, for load balancers and readiness probes. `health/outbox/` also says whether
-anything needs attention, for monitors. Do not use the second one for load balancers: it would take a working site offline.
+`health/` reports whether this process can publish, for load balancers and readiness probes. `health/outbox/` also reports whether
+anything needs attention, for monitors. Do not use `health/outbox/` for load balancers, because it would take a working site
+offline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ cached_health = Cached(health, seconds=5)
 
 
 class ReadinessView(LimitedRefusals):
-    """Return 200 while this process can publish to all its databases, else 503."""
+    """Return 200 while this process can publish to all its databases, otherwise 503."""
 
     authentication_classes = []
     permission_classes = []
@@ -31,7 +32,7 @@ class ReadinessView(LimitedRefusals):
     renderer_classes = [JSONRenderer]
 
     def get(self, request: Request) -> Response:
-        answers = self.ask()
+        answers = self.read()
         is_ok = all(answer is Health.OK for answer in answers.values())
         return Response(
             {"status": "ok" if is_ok else "not ok", "databases": answers},
@@ -39,12 +40,12 @@ class ReadinessView(LimitedRefusals):
             headers={"Cache-Control": "no-store"},
         )
 
-    def ask(self) -> dict[str, Health]:
+    def read(self) -> dict[str, Health]:
         return cached_readiness()
 
 
 class HealthView(ReadinessView):
-    """Return 200 while nothing in the outbox needs attention, else 503."""
+    """Return 200 while nothing in the outbox needs attention, otherwise 503."""
 
-    def ask(self) -> dict[str, Health]:
+    def read(self) -> dict[str, Health]:
         return cached_health()

@@ -1,4 +1,4 @@
-"""Log lines about rejected requests. Anybody can send these, so their number in the log is limited."""
+"""Log lines about rejected requests. Since anybody can send such requests, the number of these lines is limited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = get_logger("outbox.api")
 
 
 def log_limited(level: int, cause: str, text: str, *args: object) -> None:
-    """Write a line, unless one with the same cause was written in the last minute."""
+    """Write a log line, unless a line with the same cause was written in the last minute (`get_logger` limits lines by cause)."""
     logger.log(level, text, *args, extra=log_fields(cause=cause))
 
 
@@ -26,8 +26,8 @@ class LimitedRefusals(APIView):
     def finalize_response(self, request: Request, response: Response, *args: Any, **kwargs: Any) -> Response:
         answer: Response = super().finalize_response(request, response, *args, **kwargs)
         if answer.status_code >= 400:
-            given: Any = answer.data if isinstance(answer.data, dict) else {}
-            detail = given.get("detail", "")
+            data: Any = answer.data if isinstance(answer.data, dict) else {}
+            detail = data.get("detail", "")
             log_limited(
                 logging.WARNING,
                 f"{type(self).__name__} {answer.status_code} {getattr(detail, 'code', '')}",  # no part comes from the sender
@@ -35,7 +35,7 @@ class LimitedRefusals(APIView):
                 request.path,
                 answer.status_code,
                 request.META.get("REMOTE_ADDR"),
-                detail or json.dumps(given),  # without a detail: errors of fields, or the health of databases
+                detail or json.dumps(data),  # errors of fields and the health of databases have no detail
             )
-            answer._has_been_logged = True  # type: ignore[attr-defined]  # so that Django does not log it
+            answer._has_been_logged = True  # type: ignore[attr-defined]  # so that Django does not log the response again
         return answer

@@ -1,4 +1,4 @@
-"""The throttle of the check-back endpoint. It counts in Django's default cache, which production has in Redis or Memcached."""
+"""The throttle of the check-back endpoint. It counts requests in Django's default cache, such as Redis or Memcached."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from outbox.api.refusals import log_limited
 from outbox.check_backs.rate import read_rate
 
 REPEATS = 10
-VALID_SECONDS = 2 * TOLERANCE.total_seconds()  # from the earliest to the latest time of a valid signature
+VALID_SECONDS = 2 * TOLERANCE.total_seconds()  # from the earliest to the latest time at which a signature is valid
 
 
 class CheckBackThrottle(SimpleRateThrottle):
     """
-    Rejects requests beyond `OUTBOX["CHECK_BACK"]["THROTTLE"]`; the broker treats this as UNKNOWN and asks later.
+    Rejects requests beyond `OUTBOX["CHECK_BACK"]["THROTTLE"]`; the broker takes this for UNKNOWN and asks again later.
 
-    Requests are counted in Django's default cache: across all processes where they share one, per process where it is local
-    memory. Only signed requests count, so that nobody else can use up the broker's rate. A repeated or replayed request counts
-    once, and is answered 10 times. While the cache cannot be reached, requests are not limited: an answer of the endpoint
-    depends on the database only.
+    Requests are counted in Django's default cache: across all processes that share it, or per process if it is in local memory.
+    Only signed requests count, so that nobody else can use up the broker's rate. A repeated request counts once, and is answered
+    at most 10 times. While the cache cannot be reached, requests are not limited, because the endpoint must not depend on the
+    cache.
     """
 
-    _wait: float | None = None  # of a request that was repeated too often
+    _wait: float | None = None  # the seconds to wait after a request that was repeated too often
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         try:
             return self._count(request, view)
-        except Exception as error:  # each cache has errors of its own
-            text = "Check-backs are not limited, since the default cache cannot be used: %s: %s"
+        except Exception as error:  # each cache backend raises errors of its own
+            text = "Check-backs are not limited, because the default cache cannot be used: %s: %s"
             log_limited(logging.WARNING, "cache", text, type(error).__name__, error)
             return True
 
@@ -64,17 +64,17 @@ class CheckBackThrottle(SimpleRateThrottle):
 
 
 def count_request(request_id: str) -> int:
-    """Count a request; return how often it has come while its signature is valid, including this time."""
+    """Count a request; return how often it was received while its signature is valid, including this time."""
     key = _key(request_id)
     cache.add(key, 0, VALID_SECONDS)
     try:
         return cache.incr(key)
-    except ValueError:  # expired or evicted since
+    except ValueError:  # the counter has expired or was evicted between the two calls
         return 1
 
 
 def forget_request(request_id: str) -> None:
-    """Forget a request, which was not answered."""
+    """Remove the counter of a request, because the request was not answered."""
     cache.delete(_key(request_id))
 
 

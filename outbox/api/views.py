@@ -28,36 +28,36 @@ INT4_MAX = 2**31 - 1
 
 class QuestionParser(BaseParser):
     """
-    Parses JSON that is unambiguous.
+    Parses only unambiguous JSON.
 
-    It is decoded as UTF-8, whatever the content type says, which is not signed. Duplicate names and the constants NaN and
-    Infinity are rejected. Everything that cannot be parsed is a ParseError.
+    The body is decoded as UTF-8, whatever the content type says, because the content type is not signed. Duplicate names and the
+    constants NaN and Infinity are rejected. All errors are ParseErrors.
     """
 
     media_type = "application/json"
 
     def parse(self, stream: IO[bytes], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
         try:
-            return json.loads(stream.read().decode(), object_pairs_hook=_names_once, parse_constant=_refuse_constant)
+            return json.loads(stream.read().decode(), object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
         except RecursionError:
             raise ParseError("The JSON is nested too deeply.") from None
         except ValueError as error:
             raise ParseError(f"This is not valid JSON: {error}") from None
 
 
-def _names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a name comes twice")
     return fields
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
 
 
 class HalfSerializer(serializers.Serializer[dict[str, object]]):
-    """A half message as its broker asks about it; ids are passed on unchanged."""
+    """A half message about which its broker asks; ids are passed on unchanged."""
 
     topic = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
     message_id = serializers.CharField(max_length=ID_LENGTH, trim_whitespace=False)
@@ -72,14 +72,14 @@ class CheckBackView(LimitedRefusals):
     """
     Answer `{topic, message_id, half_id, token, asked, born_at, key}` with `{answer, reason, about}`.
 
-    The answer is COMMIT, ROLLBACK or UNKNOWN; any status other than 200 means UNKNOWN. `about` says whether the row that the
-    message is about exists: exists, missing or none.
+    The answer is COMMIT, ROLLBACK or UNKNOWN; any status other than 200 means UNKNOWN. `about` is "exists", "missing" or "none",
+    depending on the row that the message is about.
 
     `{"probe": true}`, which the doctor sends, is answered with a signature.
     """
 
     authentication_classes = [SignedRequest]
-    permission_classes = []  # the signature is the permission
+    permission_classes = []  # a valid signature is sufficient
     throttle_classes = [CheckBackThrottle]
     parser_classes = [QuestionParser]
     renderer_classes = [JSONRenderer]
@@ -89,10 +89,10 @@ class CheckBackView(LimitedRefusals):
             return Response(answer_probe(read_signers(), str(request.auth), request.headers["webhook-timestamp"]))
         question = HalfSerializer(data=request.data)
         question.is_valid(raise_exception=True)
-        given = answer(Half(**question.validated_data), asked_by="endpoint", request_id=str(request.auth))
-        return Response({"answer": given.resolution, "reason": given.reason, "about": given.about})
+        result = answer(Half(**question.validated_data), asked_by="endpoint", request_id=str(request.auth))
+        return Response({"answer": result.resolution, "reason": result.reason, "about": result.about})
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, NoSecrets):
-            log_limited(logging.ERROR, exc.default_code, "%s", exc.why)
+            log_limited(logging.ERROR, exc.default_code, "%s", exc.reason)
         return super().handle_exception(exc)

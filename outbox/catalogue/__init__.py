@@ -1,10 +1,10 @@
 """
-The catalogue: which messages are sent here, who handles them, and what is promised about them.
+The catalogue: the messages that this project publishes, their handlers, and the guarantees of their topics.
 
 | question | file |
 |---|---|
-| What do the code and the settings say about types, topics and handlers? | `entries.py` |
+| Which types, topics and handlers do the code and the settings have? | `entries.py` |
 | What does a body of a type look like? | `examples.py` |
-| How do other languages read it? | `asyncapi.py` |
-| How many messages of each type were published and handled lately? | `traffic.py` |
+| How do programs in other languages read the catalogue? | `asyncapi.py` |
+| How many messages of each type were published and handled recently? | `traffic.py` |
 """

@@ -1,5 +1,5 @@
 """
-The catalogue as an AsyncAPI document, which programs in any language can read, check messages by and generate code from.
+The catalogue as an AsyncAPI document. Programs in any language can read it, validate messages with it, and generate code from it.
 
 Source: AsyncAPI 3.0.0. Its schemas are a superset of JSON Schema's draft 7.
 """
@@ -21,64 +21,64 @@ from outbox.catalogue.entries import TopicEntry, TypeEntry
 from outbox.message import Header, TopicType, message_types
 from outbox.schema.json_schema import nodes, schemas_of
 
-VERSION_DIGITS = 12  # of a digest
+VERSION_DIGITS = 12  # digits of the document's digest that make its version
 NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9._-]+")
-UNKNOWN_HOST = "The settings do not name it."
-NOT_IN_SETTINGS = 'It is not in OUTBOX["TOPICS"], so nothing is published to it.'
+UNKNOWN_HOST = "The settings do not name the host."
+NOT_IN_SETTINGS = 'The topic is not in OUTBOX["TOPICS"], so nothing is published to it.'
 OTHER = "Any other message"
-OF_OTHERS = "Its type is not defined in this project, or it has none."
+OF_OTHERS = "The message has no type, or a type that is not defined in this project."
 JSON = "application/json"
 
-# Each message with a type has these; all others may be missing.
+# Each message with a type has these headers; all other headers may be missing.
 REQUIRED = [
     *(Header.ID, Header.SOURCE, Header.TYPE, Header.SPEC_VERSION, Header.TIME),
     *(Header.VERSION, Header.CORRELATION_ID, Header.CONTENT_TYPE),
 ]
 
 HEADERS: dict[str, dict[str, str]] = {
-    Header.ID: {"format": "uuid", "description": "The message's id. Drop those whose source and id you have seen."},
+    Header.ID: {"format": "uuid", "description": "The message's id. Drop messages whose source and id you have seen."},
     Header.SOURCE: {"format": "uri", "description": "Identifies the database that the message was published to."},
-    Header.TIME: {"format": "date-time", "description": "When it was published."},
-    Header.CORRELATION_ID: {"description": "The id of the first message of its chain."},
-    Header.CONTENT_TYPE: {"description": "That of the body."},
+    Header.TIME: {"format": "date-time", "description": "When the message was published."},
+    Header.CORRELATION_ID: {"description": "The id of the first message of the chain."},
+    Header.CONTENT_TYPE: {"description": "The content type of the body."},
     Header.TYPE: {"description": "The type's name."},
     Header.VERSION: {"description": "The version of the type."},
-    Header.SPEC_VERSION: {"const": "1.0", "description": "That of CloudEvents."},
-    Header.SUBJECT: {"description": "The key, if it has one."},
-    Header.TAG: {"description": "The tag, if it has one."},
-    Header.ABOUT: {"description": "The row that it is about, such as shop.order:4711."},
-    Header.CAUSATION_ID: {"description": "The id of the message that was being handled."},
+    Header.SPEC_VERSION: {"const": "1.0", "description": "The version of CloudEvents."},
+    Header.SUBJECT: {"description": "The message's key, if it has one."},
+    Header.TAG: {"description": "The message's tag, if it has one."},
+    Header.ABOUT: {"description": "The row that the message is about, such as shop.order:4711."},
+    Header.CAUSATION_ID: {"description": "The id of the message whose handler published this one."},
     Header.TRACEPARENT: {"description": "W3C Trace Context."},
-    Header.LANE: {"description": "The series that its number belongs to."},
-    Header.NUMBER: {"description": "Its number within source, topic and lane, without gaps."},
+    Header.LANE: {"description": "The series that the number belongs to."},
+    Header.NUMBER: {"description": "The message's number within source, topic and lane, without gaps."},
 }
-ON_TOPICS: dict[TopicType, dict[str, dict[str, str]]] = {
-    TopicType.DELAY: {Header.DELIVER_AT: {"format": "date-time", "description": "When it is due."}},
+HEADERS_OF_TYPES: dict[TopicType, dict[str, dict[str, str]]] = {
+    TopicType.DELAY: {Header.DELIVER_AT: {"format": "date-time", "description": "When the message is due."}},
     TopicType.TRANSACTION: {Header.TOKEN: {"description": "Identifies the half message in a check-back."}},
 }
 
 
 def document(topics: Sequence[TopicEntry]) -> dict[str, Any]:
     """
-    Return the AsyncAPI document of topics, the same for the same code and settings.
+    Return the AsyncAPI document of topics. It is always the same for the same code and settings.
 
-    Topics that a broker has for itself are left out: other programs do not read them.
+    A broker's reserved topics are left out, because other programs do not read them.
 
     Raises:
-        InvalidMessageType: a type cannot be described.
+        InvalidMessageType: a type cannot be described by a schema.
         ConfigurationError: a broker's client is not installed, or its options are wrong.
     """
     described = [
         topic for topic in topics if not topic.broker or topic.name not in conf.broker_class(topic.broker).reserved_topics
     ]
-    made = _Document(described).build()
-    digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
-    made["info"]["version"] = digest[:VERSION_DIGITS]
-    return made
+    built = _Document(described).build()
+    digest = hashlib.sha256(json.dumps(built, sort_keys=True).encode()).hexdigest()
+    built["info"]["version"] = digest[:VERSION_DIGITS]
+    return built
 
 
 class _Document:
-    """Builds a document: each object once, under a key that a reference names without escapes."""
+    """Builds a document. Each object is in it once, under a key that needs no escapes in a reference."""
 
     def __init__(self, topics: Sequence[TopicEntry]) -> None:
         self._topics = topics
@@ -89,7 +89,7 @@ class _Document:
         payloads, self._schemas = schemas_of([message_types()[name] for name in self._types], "#/components/schemas/{name}")
         self._payloads = dict(zip(self._types, payloads, strict=True))
 
-        self._servers = _keys((alias, *place) for alias in aliases for place in _places(self._interfaces[alias]))
+        self._servers = _keys((alias, *suffix) for alias in aliases for suffix in _suffixes(self._interfaces[alias]))
         self._channels = _keys((topic.name,) for topic in topics)
         types = [(name,) for name in self._types]
         self._messages = _keys([*types, *((topic.name, "other") for topic in topics)])
@@ -102,7 +102,7 @@ class _Document:
             "asyncapi": "3.0.0",
             "info": {
                 "title": conf.project() or "A project without a name",
-                "description": "What this project publishes by its transactional outbox, and what its consumers handle.",
+                "description": "The messages that this project publishes with its outbox, and that its consumers handle.",
             },
             "servers": {key: self._server(*parts) for parts, key in self._servers.items()},
             "channels": {self._channels[topic.name,]: self._channel(topic) for topic in self._topics},
@@ -113,11 +113,11 @@ class _Document:
             },
         }
 
-    def _server(self, alias: str, place: str = "1") -> dict[str, Any]:
+    def _server(self, alias: str, number: str = "1") -> dict[str, Any]:
         interface = self._interfaces[alias]
         server: dict[str, Any] = {"host": "{host}", "variables": {"host": {"description": UNKNOWN_HOST}}}
         if interface.hosts:
-            server = {"host": interface.hosts[int(place) - 1]}
+            server = {"host": interface.hosts[int(number) - 1]}
         if interface.pathname:
             server["pathname"] = interface.pathname
         return server | {"protocol": interface.protocol, "title": f"Broker {alias}"}
@@ -136,11 +136,11 @@ class _Document:
         return channel | interface.channel(spec) | {"description": description, "servers": servers}
 
     def _messages_of(self, topic: TopicEntry) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the messages of a topic by their keys; the last one is any other message, where one may be there."""
+        """Yield the messages of a topic by their keys; the last one stands for any other message, if there may be others."""
         for kind in topic.types:
             yield self._messages[kind.name,], self._message(topic, kind)
         if not topic.types or any(not handler.takes for handler in topic.handlers):
-            headers = self._headers(topic, [], {})  # another program may leave out each
+            headers = self._headers(topic, [], {})  # none is required, because other programs may publish to the topic
             yield self._messages[topic.name, "other"], _without_empty(title=OTHER, summary=OF_OTHERS, **headers)
 
     def _message(self, topic: TopicEntry, kind: TypeEntry) -> dict[str, Any]:
@@ -166,14 +166,14 @@ class _Document:
 
     def _headers(self, topic: TopicEntry, required: Sequence[str], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """
-        Return headers and correlation id of a message.
+        Return the headers and the correlation id of a message.
 
         Args:
-            known: the headers of a type beside those of all messages.
+            known: for some headers, what is known about their values in messages of this type.
         """
         interface, spec = self._interface(topic), self._specs.get(topic.name)
-        ours = HEADERS | (ON_TOPICS.get(spec.type, {}) if spec else {})
-        properties = {interface.header_name(name): {**TEXT, **field, **known.get(name, {})} for name, field in ours.items()}
+        fields = HEADERS | (HEADERS_OF_TYPES.get(spec.type, {}) if spec else {})
+        properties = {interface.header_name(name): {**TEXT, **field, **known.get(name, {})} for name, field in fields.items()}
         headers = {
             "type": "object",
             "properties": {**properties, **interface.more_headers()},
@@ -183,7 +183,7 @@ class _Document:
         return {"headers": headers, "correlationId": {"location": location}}
 
     def _operations(self, topic: TopicEntry) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Yield what is done with a topic here, each with the parts of its key."""
+        """Yield the operations of this project on a topic, each with the parts of its key."""
         interface = self._interface(topic)
         for kind in topic.types if topic.broker else ():
             yield ("send", kind.name), self._operation("send", topic, [(kind.name,)], bindings=interface.send())
@@ -195,14 +195,14 @@ class _Document:
                     "receive",
                     topic,
                     [(handler.takes,)] if handler.takes else self._rest(topic, handler.group),
-                    summary=f"The consumer group {handler.group} handles it by {handler.name}.",
+                    summary=f"The consumer group {handler.group} handles it with {handler.name}.",
                     description=f"After a failure: {handler.retry}.{only}",
                     bindings=interface.receive(handler.group),
                 ),
             )
 
     def _rest(self, topic: TopicEntry, group: str) -> list[tuple[str, ...]]:
-        """Return the messages that the handler of a topic gets: those that no other one of its group takes."""
+        """Return the messages that the handler of a topic gets: those for which its group has no other handler."""
         types = [
             (kind.name,)
             for kind in topic.types
@@ -225,25 +225,25 @@ def _interface(alias: str) -> BrokerInterface:
     return interface if interface.protocol else replace(interface, protocol=kind.system)
 
 
-def _places(interface: BrokerInterface) -> list[tuple[str, ...]]:
-    """Return the ends of the keys of a broker's servers: numbers where there are several."""
+def _suffixes(interface: BrokerInterface) -> list[tuple[str, ...]]:
+    """Return the suffixes of the keys of a broker's servers: numbers if there are several servers."""
     return [(str(number),) for number in range(1, len(interface.hosts) + 1)] if len(interface.hosts) > 1 else [()]
 
 
 def _keys(names: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-    """Return a key for each name, of the characters that a reference has without escapes."""
-    by_tags: dict[tuple[str, ...], str] = {}
+    """Return a unique key for each name, made of characters that need no escapes in a reference."""
+    keys: dict[tuple[str, ...], str] = {}
     for parts in names:
         plain = NOT_IN_KEYS.sub("-", ".".join(parts))
         numbered = (f"{plain}-{number}" for number in itertools.count(2))
-        by_tags[parts] = next(key for key in itertools.chain([plain], numbered) if key not in by_tags.values())
-    return by_tags
+        keys[parts] = next(key for key in itertools.chain([plain], numbered) if key not in keys.values())
+    return keys
 
 
 def _as_draft_7(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of msgspec, which writes those of draft 2020-12, as AsyncAPI has it."""
+    """Return a schema of msgspec, which is one of draft 2020-12, in the form that AsyncAPI requires."""
     for node in nodes(schema):
-        node.pop("discriminator", None)  # the schemas that it chooses from require their tags themselves
+        node.pop("discriminator", None)  # not needed, because the schemas of the alternatives require their tags
         if "prefixItems" in node:
             node["items"], node["additionalItems"] = node.pop("prefixItems"), node["items"]
     return schema

@@ -1,4 +1,4 @@
-"""The content of code and settings: topics, with the types that are published to them and the handlers that take them."""
+"""The entries of the catalogue: topics, with the message types that are published to them and their handlers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class HandlerEntry(msgspec.Struct, frozen=True):
         name: module and qualified name of the function.
         takes: the name of the type that it handles; "" for the messages of its topic that have no other handler in the group.
         retry: how often and when a message is retried, in words.
-        tags: the only tags that it takes; empty: all.
-        using: the database of its writes and of the group's inbox.
+        tags: the only tags that it handles; empty for all messages.
+        using: the database that it writes to, which has the group's inbox.
     """
 
     group: str
@@ -44,15 +44,15 @@ class TypeEntry(msgspec.Struct, frozen=True):
     A message type.
 
     Args:
-        name: on the wire.
+        name: the type's name on the wire.
         location: module and qualified name of its class.
         description: its docstring.
         version: the current version of its body.
         upgrades: the older versions whose bodies can still be read.
-        key, tag: as in its `class Meta`.
+        key, tag: the options in its `class Meta`.
         schema: the JSON Schema of its body.
-        example: a body; None where the type's constraints do not tell one.
-        trouble: why its body cannot be described; "": it can.
+        example: an example of a body; None if none could be made that fits the type's constraints.
+        trouble: why its body cannot be described by a schema; "" if it can.
     """
 
     name: str
@@ -69,12 +69,13 @@ class TypeEntry(msgspec.Struct, frozen=True):
 
 class TopicEntry(msgspec.Struct, frozen=True):
     """
-    A topic in the settings, or one that only types or handlers name.
+    A topic in the settings, or one that only message types or handlers name.
 
     Args:
-        broker: the alias of its broker; "" where the settings do not have the topic.
-        type: of the topic; "" as above, or where the settings leave it to a broker whose client is not installed.
-        promise: the promise about its messages; None where the type is "", or the broker's client is not installed.
+        broker: the alias of the topic's broker; "" if the settings do not have the topic.
+        type: the topic's type; "" if the settings do not have the topic, or if the type depends on a broker whose client is not
+            installed.
+        promise: the guarantees for the topic's messages; None if the type is "", or the broker's client is not installed.
     """
 
     name: str
@@ -86,22 +87,23 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
     def handlers_of(self, name: str) -> list[HandlerEntry]:
         """
-        Return the handlers that get messages of a type: those of the type, and of other groups those of the topic.
+        Return the handlers that get messages of a type.
 
-        A group whose handler of the type has tags gets the others by that of the topic.
+        These are the handlers of the type; and in groups without one, or whose handler of the type is only for some tags, the
+        handler of the topic.
         """
-        taken = {handler.group for handler in self.handlers if handler.takes == name and not handler.tags}
+        complete = {handler.group for handler in self.handlers if handler.takes == name and not handler.tags}
         return [
-            handler for handler in self.handlers if handler.takes == name or (not handler.takes and handler.group not in taken)
+            handler for handler in self.handlers if handler.takes == name or (not handler.takes and handler.group not in complete)
         ]
 
 
 def read_entries() -> list[TopicEntry]:
-    """Return all topics, by name."""
+    """Return all topics, sorted by name."""
     types = message_types().values()
     handlers = all_consumers()
-    named = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
-    names = {*conf.settings().topics, *named, *(handler.topic for handler in handlers)}
+    published = {kind._meta.topic for kind in types if kind._meta.topic}  # a type without a topic is not published
+    names = {*conf.settings().topics, *published, *(handler.topic for handler in handlers)}
     return [
         _topic(
             name,
@@ -124,10 +126,10 @@ def _topic(name: str, types: Sequence[TypeEntry], handlers: Sequence[HandlerEntr
 
 
 def _type(kind: type[Message]) -> TypeEntry:
-    meta, schema, made, trouble = kind._meta, {}, None, ""
+    meta, schema, body, trouble = kind._meta, {}, None, ""
     try:
-        schema, made = schema_of(kind), example(kind)
-    except InvalidMessageType as error:  # check E047 reports it; the other types are shown all the same
+        schema, body = schema_of(kind), example(kind)
+    except InvalidMessageType as error:  # check E047 reports it; the catalogue still shows the other types
         trouble = str(error)
     return TypeEntry(
         meta.type,
@@ -138,23 +140,25 @@ def _type(kind: type[Message]) -> TypeEntry:
         meta.key,
         meta.tag,
         schema,
-        made,
+        body,
         trouble,
     )
 
 
-def _handler(one: Consumer) -> HandlerEntry:
-    takes = one.type._meta.type if one.type else ""
-    return HandlerEntry(one.group, one.name, takes, _retry_in_words(one), sorted(one.tags or ()), one.using)
+def _handler(consumer: Consumer) -> HandlerEntry:
+    takes = consumer.type._meta.type if consumer.type else ""
+    return HandlerEntry(
+        consumer.group, consumer.name, takes, _retry_in_words(consumer), sorted(consumer.tags or ()), consumer.using
+    )
 
 
-def _retry_in_words(one: Consumer) -> str:
-    retry = one.retry
+def _retry_in_words(consumer: Consumer) -> str:
+    retry = consumer.retry
     if retry.limit == 0:
         return "no retry"
     ends = retry.delays[0], retry.delays[min(retry.limit, len(retry.delays)) - 1]
     first, last = (age(delay.total_seconds()) for delay in ends)
     times = "1 retry" if retry.limit == 1 else f"{retry.limit} retries"
     after = f"after {first}" if first == last else f"after {first} to {last}"
-    then = "then blocks its key" if one.is_ordered and one.on_dead == "block" else "then a dead letter"
+    then = "then blocks its key" if consumer.is_ordered and consumer.on_dead == "block" else "then a dead letter"
     return f"{times}, {after}, {then}"

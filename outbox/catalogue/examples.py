@@ -1,4 +1,4 @@
-"""An example of a type's body, made of its annotations."""
+"""Make an example of a message type's body from its annotations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import inspect
 from outbox.message import Message, prepare
 from outbox.schema.json_schema import values_of_enum
 
-MOST_NESTED = 5  # levels; deeper ones are left out where they may be
+MAX_LEVELS = 5  # levels of nesting; deeper values are left out if they are not required
 
-# Types of which any value will do, as JSON.
+# For types without constraints, a value as JSON.
 VALUES: dict[type[inspect.Type], Any] = {
     inspect.AnyType: None,
     inspect.NoneType: None,
@@ -32,9 +32,10 @@ VALUES: dict[type[inspect.Type], Any] = {
 
 def example(kind: type[Message]) -> dict[str, Any] | None:
     """
-    Return a body of a message type that its consumers can read, as JSON; None where its constraints do not tell one.
+    Return a valid body of a message type, as JSON; None if none could be made that fits the type's constraints.
 
-    A field has the first of the examples that `msgspec.Meta` names, else its default, else any value of its type.
+    The value of a field is the first example in `msgspec.Meta`; without examples, the field's default; and otherwise a value of
+    its type.
     """
     prepare(kind)
     try:
@@ -46,7 +47,7 @@ def example(kind: type[Message]) -> dict[str, Any] | None:
 
 
 class _NoExample(Exception):
-    """Raised for a type of which no value is known."""
+    """Raised for a type for which no value can be made."""
 
 
 def _of(kind: inspect.Type, level: int) -> Any:
@@ -62,7 +63,7 @@ def _of(kind: inspect.Type, level: int) -> Any:
 
 
 def _number(kind: Any, level: int) -> int | float:
-    """Return a number between the limits, 1 if that is one."""
+    """Return a number within the limits, 1 if possible."""
     lowest = kind.ge if kind.ge is not None else None if kind.gt is None else kind.gt + 1
     highest = kind.le if kind.le is not None else None if kind.lt is None else kind.lt - 1
     number: int | float = 1 if lowest is None else max(1, lowest)
@@ -84,31 +85,31 @@ def _choice_of_django(kind: Any, level: int) -> Any:
 
 
 def _union(kind: Any, level: int) -> Any:
-    """Return a value of the first type that is not None, which ends a recursive type."""
-    wanted = [type_ for type_ in kind.types if not isinstance(type_, inspect.NoneType)]
-    if level >= MOST_NESTED and len(wanted) < len(kind.types):
+    """Return a value of the first type that is not None; at a deep level None if possible, so that recursive types end."""
+    others = [type_ for type_ in kind.types if not isinstance(type_, inspect.NoneType)]
+    if level >= MAX_LEVELS and len(others) < len(kind.types):
         return None
-    return _of(wanted[0], level)
+    return _of(others[0], level)
 
 
 def _items(kind: Any, level: int) -> list[Any]:
-    if level >= MOST_NESTED and not kind.min_length:
+    if level >= MAX_LEVELS and not kind.min_length:
         return []
     return [_of(kind.item_type, level + 1) for _ in range(max(1, kind.min_length or 1))]
 
 
 def _mapping(kind: Any, level: int) -> dict[Any, Any]:
-    if level >= MOST_NESTED and not kind.min_length:
+    if level >= MAX_LEVELS and not kind.min_length:
         return {}
     return {_of(kind.key_type, level + 1): _of(kind.value_type, level + 1)}
 
 
 def _fields(kind: Any, level: int) -> dict[str, Any]:
-    if level > 2 * MOST_NESTED:
+    if level > 2 * MAX_LEVELS:
         raise _NoExample(kind)
     values = {}
     for field in kind.fields:
-        if level >= MOST_NESTED and not field.required:
+        if level >= MAX_LEVELS and not field.required:
             continue
         has_examples = isinstance(field.type, inspect.Metadata) and "examples" in (field.type.extra_json_schema or {})
         if has_examples or field.default in (msgspec.NODEFAULT, None):

@@ -1,4 +1,4 @@
-"""The recent fate of the messages of each type: the newest ones of the database, in one statement."""
+"""How many of a database's newest messages were published, handled and failed, by type and group, with one statement."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from psycopg.rows import class_row
 from outbox.consuming.register import groups
 from outbox.database import Connection
 
-NEWEST = 10_000  # messages that are looked at
+NEWEST = 10_000  # the number of newest messages that are counted
 
-# The newest messages, and what became of them in each group that reads their topic. A message that failed and was handled later
-# counts as both. Another database than a group's has no inbox row of it.
+# The newest messages, and whether each group that reads their topic has handled them. A message that failed and was handled later
+# counts as both. A group's inbox rows are only in the group's database.
 TRAFFIC = """
 WITH message AS MATERIALIZED (
     SELECT m.id, t.name AS topic, coalesce(m.headers::jsonb ->> 'ce-type', '') AS type, m.created_at
@@ -41,13 +41,13 @@ ORDER BY 1, 2, 3
 
 class Traffic(msgspec.Struct, frozen=True):
     """
-    The newest messages of a type that were published, or that a group has tried to handle.
+    The number of the newest messages of a type that were published, or that a group has tried to handle.
 
     Args:
-        type: its name on the wire; "" for messages without one.
-        consumer_group: "": published.
-        failed: how many of them have failed at least once in the group.
-        last_at: when the last one was published or handled.
+        type: the type's name on the wire; "" for messages without a type.
+        consumer_group: "" for published messages.
+        failed: the number of messages that have failed at least once in the group.
+        last_at: when the last of the messages was published or handled.
     """
 
     topic: str
@@ -59,7 +59,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def read_traffic(connection: Connection) -> list[Traffic]:
-    """Return what became of the newest messages of a database."""
+    """Return the traffic of the newest messages of a database."""
     readers = [(group.name, topic) for group in groups().values() for topic in group.topics]
     arguments = {"limit": NEWEST, "groups": [name for name, _ in readers], "topics": [topic for _, topic in readers]}
     return connection.cursor(row_factory=class_row(Traffic)).execute(TRAFFIC, arguments).fetchall()

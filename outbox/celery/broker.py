@@ -1,4 +1,4 @@
-"""The broker that sends Celery's tasks: one topic, one phase, and nobody receives here."""
+"""The broker that sends Celery's tasks. It has one topic, sends in one phase, and receives nothing: Celery workers do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CeleryBroker(Broker):
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return wrong options, else what in Celery's settings does not go with the outbox, else other topics than its own."""
+        """Return problems of OPTIONS; without any, problems of Celery's settings; without any, topics that are not for tasks."""
         if problems := problems_with(CeleryOptions, options):
             return problems
         settings = read_options(CeleryOptions, options)
@@ -54,42 +54,44 @@ class CeleryBroker(Broker):
         except ConfigurationError as error:
             return [wrong_option(error.message, error.hint)]
         return list(_problems_of(app)) or [
-            wrong_option(f"Topic {topic.name!r} cannot go there: tasks only are sent.", "Give the topic another BROKER.")
+            wrong_option(
+                f"Topic {topic.name!r} cannot use this broker, which sends only tasks.", "Give the topic another BROKER."
+            )
             for topic in topics
             if topic.name not in cls.reserved_topics or topic.type is not TopicType.NORMAL
         ]
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return how long a batch may take: a connection, and its confirms."""
+        """Return how long the send of a batch may take: connecting, and waiting for the confirms."""
         return Limits(send=CONNECT_TIMEOUT + read_options(CeleryOptions, options).timeout)
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with the options; connect to Celery's broker."""
+        """Return problems of OPTIONS; if there are none, connect to Celery's broker, and raise if that fails."""
         if problems := self.check_settings(self.options):
             return problems
         try:
             open_connection(self._app, self._settings.timeout).release()
-        except Exception as error:  # whatever a transport raises
+        except Exception as error:  # transports raise errors of many types
             raise BrokerUnavailable(not_connected(error).reason) from error
         return []
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Publish tasks, and wait until the server has them."""
+        """Publish tasks, and wait until the server confirms that it has stored them."""
         results: dict[int, SendResult] = {}
         tasks = []
         for number, message in enumerate(messages):
-            read = self._read(number, message)
-            if isinstance(read, TaskMessage):
-                tasks.append(read)
+            task = self._read(number, message)
+            if isinstance(task, TaskMessage):
+                tasks.append(task)
             else:
-                results[number] = read
+                results[number] = task
         with self._sending:
             results |= self._publish(tasks)
         return [results[number] for number in range(len(messages))]
 
     def close(self) -> None:
-        """Close the connection. A send under way ends early."""
+        """Close the connection. A send in progress in another thread ends early."""
         self._is_closed = True
         with self._sending:
             self._drop()
@@ -100,59 +102,60 @@ class CeleryBroker(Broker):
         try:
             return TaskMessage(number, message.message_id, decode(message.body))
         except msgspec.MsgspecError as error:
-            reason = f"This is not a task: {error}. Send tasks by outbox.celery.send_in_transaction()."
+            reason = f"This is not a task: {error}. Send tasks with outbox.celery.send_in_transaction()."
             return SendResult(SendStatus.REFUSED, reason=reason)
 
     def _publish(self, tasks: Sequence[TaskMessage]) -> dict[int, SendResult]:
         if not tasks:
             return {}
         deadline = monotonic() + self._settings.timeout.total_seconds()
-        results, closed = self._call(tasks, deadline)
-        while closed is not None:
-            alone = self._find_refused(closed, results, deadline)
-            rest = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in alone]
-            results |= alone
-            again, closed = self._call(rest, deadline)
-            results |= _still_unsure(results, again)
+        results, refusal = self._call(tasks, deadline)
+        while refusal is not None:
+            single_results = self._send_alone(refusal, results, deadline)
+            rest = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in single_results]
+            results |= single_results
+            new_results, refusal = self._call(rest, deadline)
+            results |= _keep_unsure(results, new_results)
         return results
 
-    def _find_refused(self, first: Refusal, before: Mapping[int, SendResult], deadline: float) -> dict[int, SendResult]:
+    def _send_alone(self, first: Refusal, before: Mapping[int, SendResult], deadline: float) -> dict[int, SendResult]:
         """
-        Send each task alone of which one made the server close the connection; return the results.
+        Send each task alone that may have made the server close the connection; return the results.
 
-        Where the server closes the connection again, the task is MISCONFIGURED, and so are others of a queue that it declared.
+        If the server closes the connection again, the task is MISCONFIGURED. If it was the declaration of a queue that made the
+        server do so, all remaining tasks of that queue are MISCONFIGURED, too.
         """
         results: dict[int, SendResult] = {}
         for task in first.possible_poison:
-            result, closed = self._call([task], deadline)
-            if closed is None:
-                results |= _still_unsure(before, result)
-            elif closed.queue is not None and closed.queue == first.queue:
-                return results | {task.number: closed.result for task in first.possible_poison if task.number not in results}
+            result, refusal = self._call([task], deadline)
+            if refusal is None:
+                results |= _keep_unsure(before, result)
+            elif refusal.queue is not None and refusal.queue == first.queue:
+                return results | {task.number: refusal.result for task in first.possible_poison if task.number not in results}
             else:
-                results[task.number] = closed.result
+                results[task.number] = refusal.result
         return results
 
     def _call(self, tasks: Sequence[TaskMessage], deadline: float) -> tuple[dict[int, SendResult], Refusal | None]:
-        """Publish over the connection, or a new one; return the results, and why the server closed it, if because of a task."""
+        """Publish on the connection, or on a new one; return the results, and the refusal if a task made the server close it."""
         if not tasks or self._is_closed or monotonic() >= deadline:
             return {task.number: OUT_OF_TIME for task in tasks}, None
         try:
-            producer = self._connected()
-        except Exception as error:  # whatever a transport raises
+            producer = self._connect()
+        except Exception as error:  # transports raise errors of many types
             self._drop()
             result = not_connected(error)
             return {task.number: result for task in tasks}, None
         try:
             results = {task.number: result for task, result in producer.publish(tasks, deadline)}
-        except BaseException:  # a confirm that is still to come would be taken for another's
+        except BaseException:  # a late confirm would be taken for that of another message
             self._drop()
             raise
         if producer.is_broken:
             self._drop()
         return results, producer.refusal
 
-    def _connected(self) -> ConfirmingProducer | DirectProducer:
+    def _connect(self) -> ConfirmingProducer | DirectProducer:
         if self._producer is not None and not self._producer.is_alive():
             self._drop()
         if self._producer is None:
@@ -164,12 +167,16 @@ class CeleryBroker(Broker):
     def _drop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(Exception):  # it may be broken in any way
+            with suppress(Exception):  # a broken connection may raise any error
                 producer.close()
 
 
-def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResult]) -> dict[int, SendResult]:
-    """Return the results of a second try. A message that was not handed over again may be stored since the first."""
+def _keep_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResult]) -> dict[int, SendResult]:
+    """
+    Return the results of a second try.
+
+    A message that was UNSURE before, and was not sent in the second try, stays UNSURE: the first try may have stored it.
+    """
     return {
         number: before[number]
         if result.status is SendStatus.UNAVAILABLE and before[number].status is SendStatus.UNSURE
@@ -181,13 +188,15 @@ def _still_unsure(before: Mapping[int, SendResult], after: Mapping[int, SendResu
 def _problems_of(app: Any) -> list[Finding]:
     problems = []
     if app.conf.task_protocol != 2:
-        text = f"Celery's task_protocol is {app.conf.task_protocol}, and the outbox sends protocol 2 only."
-        problems.append(wrong_option(text, "Leave task_protocol out."))
+        text = f"Celery's task_protocol is {app.conf.task_protocol}, but the outbox sends protocol 2 only."
+        problems.append(wrong_option(text, "Remove task_protocol from Celery's settings."))
     if app.main == "default" and not app.conf.broker_url:
         problems.append(
-            wrong_option("There is no Celery app here.", 'Import it in the project\'s __init__.py, or name it: OPTIONS["APP"].')
+            wrong_option(
+                "No Celery app is imported.", 'Import the app in the project\'s __init__.py, or name it in OPTIONS["APP"].'
+            )
         )
     if app.conf.task_default_delivery_mode == "transient":
-        text = "Celery's task_default_delivery_mode is transient: a restart of the broker loses tasks that were sent."
+        text = "Celery's task_default_delivery_mode is transient, so a restart of Celery's broker loses tasks that were sent."
         problems.append(risky_option(text, 'Set it to "persistent".'))
     return problems

@@ -1,10 +1,11 @@
 """
-Has Celery build the messages of a signature, whatever it is made of, without sending one.
+Let Celery build the messages of a signature without sending them.
 
-A chain is one message, which carries the rest of it; a worker sends the next task. A group is a message for each of its tasks.
-A chord is refused: Celery writes it into the result backend when it is sent, which no rollback takes back.
+A chain becomes one message, which contains the chain's other tasks; a worker sends the next task. A group becomes a message for
+each of its tasks. A chord is rejected, because Celery writes it into the result backend when it is sent, and a rollback of the
+transaction would not remove it there.
 
-Celery gives its messages to a producer that keeps them instead of sending them.
+Celery passes its messages to a producer that keeps them instead of sending them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 from celery import Celery
 from celery.canvas import Signature, chord, chunks, group, maybe_signature
-from celery.canvas import _chain as Chain  # the public `chain` is a function's name for it
+from celery.canvas import _chain as Chain  # the public name `chain` is that of a factory
 from celery.result import AsyncResult, GroupResult
 from celery.utils import uuid
 from kombu import Exchange, Queue
@@ -33,7 +34,7 @@ MODES = {"persistent": PERSISTENT, "transient": 1}
 
 
 class _NoConnection:
-    """The connection of a producer that has none."""
+    """Stands for the connection of a producer that has none."""
 
     def _reraise_as_library_errors(self) -> nullcontext[None]:  # Celery asks for it around a send
         return nullcontext()
@@ -41,12 +42,12 @@ class _NoConnection:
 
 class CapturingProducer(msgspec.Struct):
     """
-    Keeps what is published; duck-typed, as Celery takes any producer.
+    Keeps the messages that are published. It has the methods of kombu's producer that Celery calls.
 
     Args:
-        ignore_result: that of the next message. Celery is told to ignore all of them, or it would turn to the
-            result backend before the transaction has committed.
-        captured: of each task its name, its id, and the body of its message row.
+        ignore_result: the header `ignore_result` of the next message. The call of `apply_async` always has ignore_result=True,
+            because otherwise Celery would use the result backend before the transaction is committed.
+        captured: for each task its name, its id, and the body of its message row.
     """
 
     app: Celery
@@ -73,13 +74,13 @@ class CapturingProducer(msgspec.Struct):
         Encode a message as kombu's producer does, and keep it.
 
         Raises:
-            kombu.exceptions.EncodeError: the serializer cannot write the arguments.
-            InvalidMessage: the outbox cannot keep the message as it is.
+            kombu.exceptions.EncodeError: the serializer cannot encode the arguments.
+            InvalidMessage: the outbox cannot store the message without changing it.
         """
-        if "task" not in headers:  # an event about the task
+        if "task" not in headers:  # it is an event about the task
             return
         for name in ("retry", "retry_policy", "timeout", "confirm_timeout", "mandatory", "immediate"):
-            properties.pop(name, None)  # the relay decides how it is sent
+            properties.pop(name, None)  # these options concern the send, which the relay does in its own way
         if expiration is not None:
             properties["expiration"] = str(int(expiration * 1000))
         name = headers["task"]
@@ -102,24 +103,24 @@ class CapturingProducer(msgspec.Struct):
         self.captured.append((name, headers["id"], encoded))
 
     def _names(self, task: str, declare: Sequence[Any] | None) -> list[str]:
-        """Return the names of queues; each must be one that the relay finds, or makes, by its name."""
+        """Return the names of queues. Each must be in Celery's settings, because the relay knows only the name."""
         names = []
         for queue in maybe_list(declare) or ():
             if not isinstance(queue, Queue) or not queue.name or self.app.amqp.queues[queue.name] != queue:
                 raise InvalidMessage(
-                    f"Task {task} declares {queue!r}, which the relay does not know.",
-                    hint="Put it into task_queues of Celery's settings, and name it by queue=.",
+                    f"Task {task} declares {queue!r}, which is not in Celery's settings, so the relay cannot declare it.",
+                    hint="Add the queue to task_queues of Celery's settings, and pass its name as queue=.",
                 )
             names.append(queue.name)
         return names
 
 
-REFUSED = {
-    "producer": "the relay has one of its own",
-    "publisher": "the relay has one of its own",
-    "connection": "the relay has one of its own",
+UNSUPPORTED = {
+    "producer": "the relay uses its own producer",
+    "publisher": "the relay uses its own producer",
+    "connection": "the relay uses its own connection",
 }
-"""Options of `apply_async` that the outbox cannot keep, each with the reason."""
+"""Options of `apply_async` that the outbox does not support, each with the reason."""
 
 
 def capture(signature: Signature[Any], producer: CapturingProducer, **options: Any) -> AsyncResult[Any] | GroupResult:
@@ -127,9 +128,9 @@ def capture(signature: Signature[Any], producer: CapturingProducer, **options: A
     Capture the messages of a signature; return the result that `apply_async` would have returned.
 
     Raises:
-        InvalidMessage: the signature, or an option of it, cannot go through the outbox.
+        InvalidMessage: the signature, or one of its options, cannot be sent through the outbox.
     """
-    refuse_unfit(signature, options)
+    require_supported(signature, options)
     if isinstance(signature, group | chunks):
         return _capture_group(signature.group() if isinstance(signature, chunks) else signature, producer, options)
     if isinstance(signature, Chain):
@@ -137,22 +138,22 @@ def capture(signature: Signature[Any], producer: CapturingProducer, **options: A
     return _capture_task(signature, producer, options)
 
 
-def refuse_unfit(signature: Signature[Any], options: Mapping[str, Any] | None = None) -> None:
+def require_supported(signature: Signature[Any], options: Mapping[str, Any] | None = None) -> None:
     """
-    Raise where a signature cannot go through the outbox.
+    Raise unless a signature can be sent through the outbox.
 
     Raises:
-        InvalidMessage: it begins with a chord, or has an option that cannot be kept.
+        InvalidMessage: the signature begins with a chord, or has an option that is not supported.
     """
     merged = {**signature.options, **(options or {})}
     if isinstance(signature, chord) or merged.get("chord") is not None:
         raise InvalidMessage(
-            f"{signature} begins with a chord: Celery writes it into the result backend when it is sent, and a rollback would "
-            "leave it there.",
-            hint="Put a task before it, as in `chain(first.si(), chord(...))`; a worker sends the chord then.",
+            f"{signature} begins with a chord. Celery writes a chord into the result backend when it is sent, and a rollback "
+            "would leave it there.",
+            hint="Put a task before the chord, as in `chain(first.si(), chord(...))`; then a worker sends the chord.",
         )
-    for name in REFUSED.keys() & merged.keys():
-        raise InvalidMessage(f"Task {signature.task} has the option {name!r}, and {REFUSED[name]}.", hint="Leave it out.")
+    for name in UNSUPPORTED.keys() & merged.keys():
+        raise InvalidMessage(f"Task {signature.task} has the option {name!r}, but {UNSUPPORTED[name]}.", hint="Leave it out.")
 
 
 def _capture_task(signature: Signature[Any], producer: CapturingProducer, options: dict[str, Any]) -> AsyncResult[Any]:
@@ -165,7 +166,7 @@ def _capture_task(signature: Signature[Any], producer: CapturingProducer, option
 
 
 def _ignores_result(signature: Signature[Any], options: dict[str, Any], app: Celery) -> bool | None:
-    """Return what the message says of its result: the option, else the task's own where this process knows the task."""
+    """Return the message's header `ignore_result`: the option, or the task's attribute if this process knows the task."""
     if "ignore_result" in options:
         return bool(options["ignore_result"])
     task = app.tasks.get(str(signature.task))
@@ -173,26 +174,26 @@ def _ignores_result(signature: Signature[Any], options: dict[str, Any], app: Cel
 
 
 def _capture_chain(signature: Chain, producer: CapturingProducer, options: dict[str, Any]) -> AsyncResult[Any] | GroupResult:
-    """Capture a chain's first task with the others in it, as `_chain.run` sends it."""
+    """Capture a chain's first task, which contains the other tasks, as Celery's `_chain.run` sends it."""
     options = {**signature.options, **options}
     link, link_error = options.pop("link", None), options.pop("link_error", None)
     names = ("root_id", "parent_id", "task_id", "group_id", "chord", "group_index")
-    taken = {name: options.pop(name, None) for name in names}
+    identity = {name: options.pop(name, None) for name in names}
     tasks, results = signature.prepare_steps(
         signature.args,
         {},
         list(signature.tasks),
-        taken["root_id"],
-        taken["parent_id"],
+        identity["root_id"],
+        identity["parent_id"],
         link_error,
         producer.app,
-        taken["task_id"],
-        taken["group_id"],
-        taken["chord"],
-        group_index=taken["group_index"],
+        identity["task_id"],
+        identity["group_id"],
+        identity["chord"],
+        group_index=identity["group_index"],
     )
     if not results:
-        raise InvalidMessage("The chain has no task.", hint="Put one into it.")
+        raise InvalidMessage("The chain has no tasks.", hint="Add a task to it.")
     if link:
         tasks[0].extend_list_option("link", link)
     first = tasks.pop()
@@ -205,7 +206,7 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
     options = {**signature.options, **options}
     for name in ("link", "link_error"):
         if options.pop(name, None):
-            raise InvalidMessage(f"A group has the option {name!r}.", hint="Link each of its tasks.")
+            raise InvalidMessage(f"A group has the option {name!r}, which is not supported.", hint="Link each of its tasks.")
     group_id = options.pop("task_id", None) or uuid()
     options["group_id"] = group_id
     results = []
@@ -215,8 +216,8 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
         capture(clone, producer, **options)
         results.append(result)
     if not results:
-        raise InvalidMessage("The group has no task.", hint="Put one into it.")
-    # A barrier of its own keeps the result from the result backend, which the transaction need not wait for.
+        raise InvalidMessage("The group has no tasks.", hint="Add a task to it.")
+    # With this barrier, GroupResult does not use the result backend, for which the transaction would have to wait.
     return GroupResult(group_id, results, app=producer.app, ready_barrier=barrier())
 
 

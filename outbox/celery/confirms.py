@@ -1,22 +1,22 @@
 """
-Publishing to RabbitMQ: messages are written one after the other, and their confirms awaited together.
+Publish to RabbitMQ: write messages one after the other, and wait for their confirms together.
 
-| what the server says | result |
+| answer of the server | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | the queue it names is declared again, and it is sent again; else MISCONFIGURED |
-| nack (a queue is full and rejects) | MISCONFIGURED: tried again later, and tasks of other queues do not wait for it |
-| connection.blocked (memory or disk alarm) | UNAVAILABLE for what was not written yet, UNSURE for the others |
-| the channel is closed (404: no such exchange; 406: too large) | each message without an answer goes again by itself |
+| return (no queue is bound), then ack | the task's queue is declared again, and the task is sent again; otherwise MISCONFIGURED |
+| nack (a queue is full and rejects) | MISCONFIGURED: it is tried again later, and tasks of other queues do not wait for it |
+| connection.blocked (memory or disk alarm) | UNAVAILABLE for messages that were not written yet, UNSURE for the others |
+| the channel is closed (404: no such exchange; 406: too large) | each message without an answer is sent again alone |
 | the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible poison alone |
-| nothing in time, or the connection breaks | UNSURE; the connection is thrown away |
+| no answer in time, or the connection breaks | UNSURE; the connection is closed |
 
-The numbers of messages, their confirms and the wait are those of `brokers/confirms.py`. The rest differs from RabbitMQ's own
-broker (`brokers/rabbitmq/sender.py`), which declares its queues and exchanges itself: there a nack is an outage of the server,
-and no message makes the server close the connection. Here they are declared as Celery's settings say, over kombu's connection: a
-task may be refused, or its queue be full, while the others are sent.
+`brokers/confirms.py` numbers the messages and waits for the confirms. The rest differs from the outbox's RabbitMQ broker
+(`brokers/rabbitmq/sender.py`). That broker declares its queues and exchanges itself, so a nack means an outage of the server, and
+no message makes the server close the connection. Here queues and exchanges are declared as in Celery's settings, on kombu's
+connection, so the server may refuse a task, or the task's queue may be full, while other tasks are sent.
 
-On a new connection one message goes first: RabbitMQ says that it is blocked only when something is published.
+On a new connection one message is sent alone first, because RabbitMQ reports that it is blocked only when a message is published.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from outbox.celery.stored import TaskMessage
 
 CLOSE_SECONDS = 2.0
 MANDATORY = True
-WRITE_TASKS = 100  # that are written together
-SHORTEST = 0.01  # seconds; 0 would not wait at all
+TASKS_PER_WRITE = 100  # tasks that are written to the socket together
+MIN_TIMEOUT = 0.01  # seconds; 0 would make the socket non-blocking
 
 NACKED = SendResult(SendStatus.MISCONFIGURED, reason="Celery's broker: a queue is full and rejects what is published (nack).")
 BLOCKED = SendResult(
@@ -49,19 +49,19 @@ BLOCKED = SendResult(
 )
 NOT_CONFIRMED = SendResult(SendStatus.UNSURE, reason="Celery's broker did not confirm the task in time.")
 
-AWAY = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's broker broke before this task was handed over.")
+DISCONNECTED = SendResult(SendStatus.UNAVAILABLE, reason="The connection to Celery's broker broke before this task was sent.")
 
-CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # AMQP has no such value
+CANNOT_BE_WRITTEN = (amqp.FrameSyntaxError, struct.error, TypeError, ValueError, OverflowError)  # a value that AMQP does not have
 
 
 class Refusal(msgspec.Struct, frozen=True):
     """
-    What a server said when it closed the connection because of a task.
+    The answer of a server that has closed the connection because of a task.
 
     Args:
-        result: that of the task.
-        possible_poison: the tasks of which one made it do so; each is tried alone, to find it.
-        queue: the queue that was declared for them. None: they were published.
+        result: the result of the task.
+        possible_poison: the tasks of which one made the server do so; each is tried alone to find this task.
+        queue: the queue of these tasks, if the server did so when it was declared. None: it did so when they were published.
     """
 
     result: SendResult
@@ -74,23 +74,23 @@ class ConfirmingProducer:
     Publishes over one connection, which is not used after an error.
 
     Args:
-        connection: kombu's, over py-amqp.
-        is_closing: whether no more is to be handed over, or waited for.
-        refusal: why the server closed the connection, where one of the tasks may have made it do so.
+        connection: a connection of kombu that uses py-amqp.
+        is_closing: returns True when no more messages should be sent, and no more confirms awaited.
+        refusal: why the server closed the connection, if one of the tasks may have made it do so.
     """
 
     def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
         self._app = app
         self._connection = connection
-        self._wire = connection.connection  # py-amqp's
+        self._wire = connection.connection  # the connection of py-amqp
         self._is_closing = is_closing
         self._is_blocked = False
-        self._wire.on_blocked = self._note_blocked
-        self._wire.on_unblocked = self._note_unblocked
+        self._wire.on_blocked = self._on_blocked
+        self._wire.on_unblocked = self._on_unblocked
         self._channel: ConfirmingChannel | None = None
         self._returned: set[str] = set()  # ids of messages
-        self._declaring: Any = None
-        self._is_proved = False
+        self._declaring: Any = None  # the channel on which queues are declared
+        self._is_proved = False  # whether the server has accepted a message on this connection
         self.is_broken = False
         self.refusal: Refusal | None = None
 
@@ -104,11 +104,11 @@ class ConfirmingProducer:
         return not self.is_broken
 
     def publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
-        """Publish a batch, and wait for its confirms until the deadline of `monotonic`; return the result of each."""
+        """Publish a batch, and wait for its confirms until the deadline (a time of `monotonic`); yield each with its result."""
         returned = []
         for task, result in self._publish(tasks, deadline):
             if self._was_returned(task) and task.stored.queues:
-                returned.append(task)  # its queue was deleted since it was declared
+                returned.append(task)  # its queue was deleted after it was declared
             else:
                 yield task, result
         if returned:
@@ -118,21 +118,21 @@ class ConfirmingProducer:
                 yield task, result
 
     def _publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
-        rest: Sequence[TaskMessage] = yield from self._with_queues(tasks, deadline)
+        rest: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
         if rest and not self._is_proved:
             results = self._publish_together(rest[:1], deadline)
             self._is_proved = results[0].status is SendStatus.ACCEPTED
             yield rest[0], results[0]
             rest = rest[1:]
-        again: list[tuple[TaskMessage, SendResult]] = []
+        unanswered: list[tuple[TaskMessage, SendResult]] = []
         for task, result in zip(rest, self._publish_together(rest, deadline), strict=True):
             if result.status is SendStatus.UNSURE and not self.is_broken:
-                again.append((task, result))  # the channel was closed by one of them
+                unanswered.append((task, result))  # one of the tasks made the server close the channel
             else:
                 yield task, result
-        for task, unsure in again:
+        for task, unsure in unanswered:
             [result] = self._publish_together([task], deadline)
-            yield task, unsure if result.status is SendStatus.UNAVAILABLE else result  # it may be stored since the first time
+            yield task, unsure if result.status is SendStatus.UNAVAILABLE else result  # the first try may have stored it
 
     def close(self) -> None:
         """Close the connection."""
@@ -141,58 +141,66 @@ class ConfirmingProducer:
                 with self._wire.transport.having_timeout(CLOSE_SECONDS):
                     self._connection.release()
         finally:
-            self._connection.collect()  # no closing handshake: the server does not answer
+            self._connection.collect()  # closes without a handshake, for a server that does not answer
 
-    def _with_queues(
+    def _declare_queues(
         self, tasks: Sequence[TaskMessage], deadline: float
     ) -> Generator[tuple[TaskMessage, SendResult], None, Sequence[TaskMessage]]:
-        """Declare the queues of tasks; yield the results of those whose queue cannot be, and return the others."""
+        """Declare the queues of tasks; yield tasks whose queue cannot be declared, with their results, and return the others."""
         refused: dict[str, SendResult] = {}
-        stopped_by = AWAY if self.is_broken else self._why_stop(deadline)
+        not_sent = DISCONNECTED if self.is_broken else self._stop_reason(deadline)
         for name in dict.fromkeys(name for task in tasks for name in task.stored.queues):
-            if stopped_by:
+            if not_sent:
                 break
             try:
-                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
-                    maybe_declare(self._app.amqp.queues[name], self._declaring_channel())
+                with self._wire.transport.having_timeout(max(MIN_TIMEOUT, deadline - monotonic())):
+                    maybe_declare(self._app.amqp.queues[name], self._open_declaring_channel())
             except (*self._connection.connection_errors, OSError) as error:
-                stopped_by = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
-            except Exception as error:  # the server's queue has other arguments, or is unknown to Celery's settings
+                not_sent = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
+            except Exception as error:  # the server's queue has other arguments, or Celery's settings do not have the queue
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
         rest = []
         for task in tasks:
-            result = stopped_by or next((refused[name] for name in task.stored.queues if name in refused), None)
+            result = not_sent or next((refused[name] for name in task.stored.queues if name in refused), None)
             if result is None:
                 rest.append(task)
             else:
                 yield task, result
         return rest
 
-    def _declaring_channel(self) -> Any:
-        """Return a channel that the server may close without harm to another; kombu's own would wait for a new connection."""
+    def _open_declaring_channel(self) -> Any:
+        """
+        Return a separate channel for declarations, so that the server closes only this one if it refuses a declaration.
+
+        kombu's default channel is not used, because it would wait for a new connection.
+        """
         if self._declaring is None or not self._declaring.is_open:
             self._declaring = self._wire.channel()
         return self._declaring
 
     def _publish_together(self, tasks: Sequence[TaskMessage], deadline: float) -> list[SendResult]:
-        """Publish and wait. UNSURE without a broken connection: the channel was closed, and the server says by which."""
-        if self.is_broken:  # since the last message; py-amqp would connect again by itself, and without a login
-            return [AWAY] * len(tasks)
+        """
+        Publish tasks, wait for their confirms, and return the results in the order of the tasks.
+
+        If a result is UNSURE and the connection is not broken, the server has closed the channel because of one of the tasks.
+        """
+        if self.is_broken:  # py-amqp would reconnect by itself, without a login
+            return [DISCONNECTED] * len(tasks)
         if not tasks:
             return []
         batch = PendingConfirms(NACKED, lambda error, exchange, routing_key: no_queue(exchange, routing_key))
         written: list[TaskMessage] = []
-        results: dict[int, SendResult] = {}  # of those that were not written, by their numbers
+        results: dict[int, SendResult] = {}  # results of tasks that were not written, by the tasks' numbers
         try:
             confirming = self._open_channel(deadline)
             channel = confirming.begin(batch)
-            for start in range(0, len(tasks), WRITE_TASKS):
-                with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())), confirming.writing_together():
-                    for task in tasks[start : start + WRITE_TASKS]:
+            for start in range(0, len(tasks), TASKS_PER_WRITE):
+                with self._wire.transport.having_timeout(max(MIN_TIMEOUT, deadline - monotonic())), confirming.writing_together():
+                    for task in tasks[start : start + TASKS_PER_WRITE]:
                         written.append(task)
-                        if result := self._why_stop(deadline) or _write(channel, batch, task):
+                        if result := self._stop_reason(deadline) or _write(channel, batch, task):
                             results[written.pop().number] = result
-                handle_input(self._wire)  # the server may say that it is blocked
+                handle_input(self._wire)  # the server may have sent connection.blocked
             batch.wait(self._wire, deadline, lambda: self._is_blocked or self._is_closing())
         except self._connection.channel_errors as error:
             self._channel = None
@@ -204,7 +212,7 @@ class ConfirmingProducer:
             not_written = self._break(error, [task for task in written if task.number not in results])
             unanswered = SendResult(SendStatus.UNSURE, reason=not_written.reason)
         else:
-            self.is_broken = batch.pending > 0  # a late ack would be taken for that of another message
+            self.is_broken = batch.pending > 0  # on this connection, a late ack would be taken for that of another message
             unanswered = not_written = NOT_CONFIRMED
         self._returned |= {message_id for _, message_id in batch.returned}
         results |= {task.number: result for task, result in zip(written, batch.finish(unanswered), strict=False)}
@@ -213,12 +221,12 @@ class ConfirmingProducer:
     def _open_channel(self, deadline: float) -> ConfirmingChannel:
         """Return the channel for messages."""
         if self._channel is None or not self._channel.channel.is_open:
-            with self._wire.transport.having_timeout(max(SHORTEST, deadline - monotonic())):
+            with self._wire.transport.having_timeout(max(MIN_TIMEOUT, deadline - monotonic())):
                 self._channel = ConfirmingChannel(self._wire)
         return self._channel
 
     def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
-        """Note that the connection broke, and whether the server closed it because of one of these tasks."""
+        """Record that the connection broke, and a refusal if the server closed it because of one of these tasks."""
         self.is_broken = True
         closed = closed_by_server(error)
         if possible_poison and closed is not None and closed.reply_code not in AMQP_OUTAGES:
@@ -226,21 +234,21 @@ class ConfirmingProducer:
         return failed(SendStatus.UNAVAILABLE, closed or error)
 
     def _was_returned(self, task: TaskMessage) -> bool:
-        """Return whether the server has returned a message, once."""
+        """Return whether the server has returned a message, and forget it."""
         was_returned = task.message_id in self._returned
         self._returned.discard(task.message_id)
         return was_returned
 
-    def _why_stop(self, deadline: float) -> SendResult | None:
-        """Return why no more is to be written."""
+    def _stop_reason(self, deadline: float) -> SendResult | None:
+        """Return the result of messages that must not be written any more; None if writing can continue."""
         if self._is_blocked:
             return BLOCKED
         return OUT_OF_TIME if monotonic() >= deadline or self._is_closing() else None
 
-    def _note_blocked(self, reason: str) -> None:
+    def _on_blocked(self, reason: str) -> None:
         self._is_blocked = True
 
-    def _note_unblocked(self) -> None:
+    def _on_unblocked(self) -> None:
         self._is_blocked = False
 
 
@@ -248,13 +256,13 @@ def _write(channel: Any, batch: PendingConfirms, task: TaskMessage) -> SendResul
     """Write a message to the connection. Return a result only if it cannot be written."""
     try:
         message = task.prepare(channel, message_id=task.message_id)
-    except Exception as error:  # whatever is wrong with it
+    except Exception as error:  # the task's headers or body may be wrong in many ways
         return failed(SendStatus.REFUSED, error)
     batch.extend([(task.stored.exchange, task.message_id)])
     try:
         arguments = (0, task.stored.exchange, task.stored.routing_key, MANDATORY, False)
         channel.send_method(spec.Basic.Publish, "Bssbb", arguments, message)
-    except CANNOT_BE_WRITTEN as error:  # py-amqp finds out before the first byte
+    except CANNOT_BE_WRITTEN as error:  # py-amqp raises before it has written the first byte
         batch.remove_last()
         return failed(SendStatus.REFUSED, error)
     return None

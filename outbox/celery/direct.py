@@ -1,7 +1,7 @@
 """
-Publishing over a transport that answers each message: Redis with its LPUSH, and all of kombu's other virtual transports.
+Publish over a transport whose server answers each message: Redis, with its LPUSH, and all other virtual transports of kombu.
 
-The return of the call is the confirmation. A message during whose call the connection breaks may be stored.
+If the call returns, the message is stored. If the connection breaks during the call, the message may be stored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class DirectProducer:
     Publishes over one connection, which is not used after an error.
 
     Args:
-        connection: kombu's.
-        is_closing: whether no more is to be handed over.
+        connection: a connection of kombu.
+        is_closing: returns True when no more messages should be sent.
     """
 
-    refusal = None  # a server that answers each message does not close the connection because of one
+    refusal = None  # a server that answers each message does not close the connection because of a message
 
     def __init__(self, app: Celery, connection: Any, is_closing: Callable[[], bool]) -> None:
         self._app = app
@@ -40,19 +40,19 @@ class DirectProducer:
         self.is_broken = False
 
     def is_alive(self) -> bool:
-        """Return whether the connection may be used; whether it still works, the next call finds out."""
+        """Return whether the connection may be used. Only the next call shows whether it still works."""
         return not self.is_broken
 
     def publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
-        """Publish one after the other until the deadline of `monotonic`; return the result of each."""
-        trouble: SendResult | None = None
+        """Publish one task after the other, until the deadline (a time of `monotonic`); yield each with its result."""
+        not_sent: SendResult | None = None
         for task in tasks:
-            if trouble is None and (monotonic() >= deadline or self._is_closing()):
-                trouble = OUT_OF_TIME
-            result = trouble or self._publish(task)
+            if not_sent is None and (monotonic() >= deadline or self._is_closing()):
+                not_sent = OUT_OF_TIME
+            result = not_sent or self._publish(task)
             yield task, result
-            if self.is_broken and trouble is None:
-                trouble = SendResult(SendStatus.UNAVAILABLE, reason=result.reason)
+            if self.is_broken and not_sent is None:
+                not_sent = SendResult(SendStatus.UNAVAILABLE, reason=result.reason)
 
     def close(self) -> None:
         """Close the connection."""
@@ -62,7 +62,7 @@ class DirectProducer:
         stored, status = task.stored, SendStatus.MISCONFIGURED
         try:
             queues = self._queues_of(stored)
-        except KeyError as error:  # kombu counts it among the errors of a connection
+        except KeyError as error:  # caught here, because kombu counts KeyError among the errors of a connection
             return failed(SendStatus.MISCONFIGURED, error)
         try:
             for queue in queues:
@@ -74,25 +74,29 @@ class DirectProducer:
             message = task.prepare(self._channel)
             status = SendStatus.UNSURE
             self._channel.basic_publish(message, exchange=stored.exchange, routing_key=stored.routing_key)
-        except self._connection.channel_errors as error:  # the server has answered, and did not store it
-            self.is_broken = redis_code(error) in REDIS_OUTAGES  # another server may take over behind the same address
+        except self._connection.channel_errors as error:  # the server has answered, and did not store the message
+            self.is_broken = redis_code(error) in REDIS_OUTAGES  # so reconnect: another server may take over the same address
             return failed(SendStatus.UNAVAILABLE if self.is_broken else SendStatus.MISCONFIGURED, error)
         except (*self._connection.connection_errors, OSError) as error:
             self.is_broken = True
             return failed(SendStatus.UNSURE if status is SendStatus.UNSURE else SendStatus.UNAVAILABLE, error)
-        except Exception as error:  # of this task only: whatever a transport raises about what it cannot take
+        except Exception as error:  # an error about this task only, such as a value that the transport cannot write
             return failed(status, error)
         return ACCEPTED
 
     def _queues_of(self, stored: StoredTask) -> list[Queue]:
-        """Return the queues of a task, or those of its exchange where it names none: Redis does not know the type of that."""
+        """
+        Return the queues that a task names. If it names none, return the queues of its exchange.
+
+        Redis does not know the type of an exchange before a queue of it was declared.
+        """
         known = self._app.amqp.queues
         if stored.queues or not stored.exchange:
             return [known[name] for name in stored.queues]
         return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == stored.exchange]
 
     def _reaches_a_queue(self, stored: StoredTask) -> bool:
-        """Return whether a queue takes a task. A virtual transport drops one that none takes, and says nothing."""
+        """Return whether a task reaches a queue. A virtual transport silently drops a message that reaches none."""
         if not stored.exchange or not isinstance(self._channel, virtual.Channel):
             return True
         if self._channel.typeof(stored.exchange).type == "fanout":

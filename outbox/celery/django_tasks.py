@@ -1,5 +1,5 @@
 """
-A backend for Django's own tasks (Django 6.0 or later): `enqueue` in the transaction, and a Celery worker runs them.
+A backend for Django's own tasks (Django 6.0 or later): `enqueue` stores a task in the transaction, and a Celery worker runs it.
 
     TASKS = {"default": {"BACKEND": "outbox.celery.django_tasks.OutboxBackend"}}
     CELERY_IMPORTS = ["outbox.celery.django_tasks"]
@@ -35,11 +35,11 @@ class OutboxBackend(BaseTaskBackend):
     """
     Sends Django's tasks if the open transaction commits, and not if it is rolled back.
 
-    OPTIONS["USING"] names the database; by default that of the innermost `outbox.atomic()`, else that of the routers. The
-    queue "default" is where Celery's routes lead, every other is Celery's queue of that name.
+    OPTIONS["USING"] names the database. By default it is that of the innermost `outbox.atomic()`, otherwise the one that the
+    routers choose. Tasks of the queue "default" follow Celery's routes; any other queue is Celery's queue of that name.
 
-    Results cannot be read by `get_result`: what Celery stores of a task is not what `TaskResult` holds. Priorities are refused:
-    what a priority means differs from one of Celery's brokers to the next.
+    `get_result` is not supported, because Celery's result backend does not store the fields of `TaskResult`. Priorities are
+    rejected, because their meaning differs among Celery's brokers.
     """
 
     supports_defer = True
@@ -52,8 +52,8 @@ class OutboxBackend(BaseTaskBackend):
         Write a task in the open transaction.
 
         Raises:
-            InvalidTask: the task cannot be run by this backend.
-            TypeError: the arguments cannot be written as JSON.
+            InvalidTask: this backend does not support the task.
+            TypeError: the arguments cannot be encoded as JSON.
             NotInTransaction: the database has no open transaction.
         """
         self.validate_task(task)
@@ -73,7 +73,7 @@ class OutboxBackend(BaseTaskBackend):
 
 @shared_task(name="outbox.celery.django_tasks.run", bind=True)
 def run(self: Any, path: str, args: list[Any], kwargs: dict[str, Any], backend: str, enqueued_at: str) -> Any:
-    """Run one of Django's tasks in a Celery worker; return what it returns."""
+    """Run one of Django's tasks in a Celery worker; return the task's return value."""
     task: Task[..., Any] = import_string(path)
     result = _result(task, args, kwargs, alias=backend, enqueued_at=parse_datetime(enqueued_at))
     now = timezone.now()
@@ -95,7 +95,7 @@ def run(self: Any, path: str, args: list[Any], kwargs: dict[str, Any], backend: 
         _finish(replace(result, status=TaskResultStatus.FAILED, errors=[failure]))
         raise
     done = replace(result, status=TaskResultStatus.SUCCESSFUL)
-    object.__setattr__(done, "_return_value", value)  # as Django's own backends do
+    object.__setattr__(done, "_return_value", value)  # the class is frozen; Django's own backends do the same
     _finish(done)
     return value
 

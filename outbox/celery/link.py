@@ -1,4 +1,4 @@
-"""A connection to Celery's broker."""
+"""Open a connection to Celery's broker."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kombu.transport import pyamqp
 from outbox.brokers.base import SendResult, SendStatus
 
 OUT_OF_TIME = SendResult(
-    SendStatus.UNAVAILABLE, reason="The time of the batch was over, or the relay was stopped, before this task was handed over."
+    SendStatus.UNAVAILABLE, reason="The timeout of the batch was over, or the relay was stopped, before this task was sent."
 )
 
 
 def open_connection(app: Celery, timeout: timedelta) -> Connection:
     """
-    Connect to the broker that an app publishes to, once, to any of its nodes.
+    Connect to the broker that an app publishes to, trying each of its nodes once.
 
     Raises:
-        Exception: whatever the transport raises.
+        Exception: the transport cannot connect; the type depends on the transport.
     """
     seconds = timeout.total_seconds()
     connection: Connection = app.connection_for_write(heartbeat=0)
     options = connection.transport_options or {}
     if has_confirms(connection):
-        # Confirms are awaited for a whole batch; py-amqp would wait for each message.
+        # The producer waits for the confirms of a whole batch; with this option, py-amqp would wait for each message.
         connection.transport_options = {**options, "confirm_publish": False}
     elif connection.transport.driver_type == "redis":
         connection.transport_options = {"socket_timeout": seconds, "socket_connect_timeout": seconds, **options}

@@ -12,18 +12,18 @@ from outbox.errors import ConfigurationError
 
 
 class CeleryOptions(BrokerOptions, frozen=True):
-    """Whose broker the tasks go to, and how long a send may take. Where it is, Celery's own settings say."""
+    """The Celery app whose broker gets the tasks, and the timeout of a send. Celery's own settings have the broker's address."""
 
     app: str = ""  # dotted path of the Celery app, such as "shop.celery.app"; "": the current app
-    timeout: timedelta = timedelta(seconds=10)  # for one batch, until the server has confirmed it
+    timeout: timedelta = timedelta(seconds=10)  # for one batch, until the server has confirmed all its messages
 
 
 def find_app(options: CeleryOptions) -> Celery:
     """
-    Return the Celery app whose broker the tasks go to.
+    Return the Celery app whose broker gets the tasks.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: `OPTIONS["APP"]` does not name a Celery app.
     """
     if not options.app:
         return current_app
@@ -35,6 +35,6 @@ def find_app(options: CeleryOptions) -> Celery:
         ) from error
     if not isinstance(app, Celery):
         raise ConfigurationError(
-            f'OPTIONS["APP"] {options.app!r} is not a Celery app.', hint="Name the object that Celery() made."
+            f'OPTIONS["APP"] {options.app!r} is not a Celery app.', hint="Name the object that Celery() returned."
         )
     return app

@@ -1,4 +1,4 @@
-"""The base of tasks that are sent in the transaction."""
+"""The base class of tasks that can be sent in a transaction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class OutboxTask(Base):
     """
     A task with `delay_in_transaction` and `apply_in_transaction`.
 
-    For one task: `@shared_task(base=OutboxTask)`. For all of an app: `Celery("shop", task_cls="outbox.celery:OutboxTask")`.
+    For one task: `@shared_task(base=OutboxTask)`. For all tasks of an app: `Celery("shop", task_cls="outbox.celery:OutboxTask")`.
     """
 
     def delay_in_transaction(self, *args: Any, **kwargs: Any) -> AsyncResult[Any]:
-        """Send the task with these arguments if the open transaction commits; otherwise as `send_in_transaction`."""
+        """Send the task with these arguments if the open transaction commits. See `send_in_transaction`."""
         return self.apply_in_transaction(args, kwargs)
 
     def apply_in_transaction(
@@ -34,13 +34,14 @@ class OutboxTask(Base):
         **options: Any,
     ) -> AsyncResult[Any]:
         """
-        Send the task if the open transaction commits, with the options of `apply_async`; otherwise as `send_in_transaction`.
+        Send the task if the open transaction commits. See `send_in_transaction`.
 
         Args:
             using: the database, as for `send_in_transaction`.
-            options: as `apply_async` takes them. docs/how-to/celery-tasks.md has the table.
+            options: options of `apply_async`. docs/how-to/celery-tasks.md lists those that are supported.
         """
-        from outbox.celery.send import send_in_transaction  # it imports models, and Celery apps are made before Django is ready
+        # Imported here, because the module imports models, and a Celery app is created before Django is ready.
+        from outbox.celery.send import send_in_transaction
 
         result: AsyncResult[Any] = send_in_transaction(
             self.signature(tuple(args or ()), dict(kwargs or {}), **options), using=using

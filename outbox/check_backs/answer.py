@@ -1,7 +1,8 @@
 """
-Answer a check-back, for endpoint, brokers, command and admin: decide, record, signal. Never raises, never waits long.
+Answer check-backs of the endpoint, brokers, the command and the admin: decide the answer, record it, and send the signals.
 
-The record of check-backs has each question, the decided answer, and the answer that was sent where that is another one.
+The functions never raise, and wait for locks and statements only for short times. The table of check-backs has each question, the
+decided answer, and the answer that was sent to the broker if it differs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from outbox.logs import cut, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
-# A repeated request (its sender got no answer, or it is replayed) stays one row, with its last answer. No row is returned when
-# the request id was used for another half message before.
+# A repeated request, whose sender got no answer or which is replayed, keeps its one row, with the last answer. No row is returned
+# if the request id was used for another half message before.
 RECORD = """
 INSERT INTO outbox_check_back AS c
     (request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason, about, milliseconds)
@@ -36,8 +37,9 @@ WHERE (c.topic, c.message_id, c.half_id, c.token)
 RETURNING id
 """
 
-# The newest row of that question; the message's id finds it by an index.
-NOTE_SENT = """
+# Update the newest row of the question, which the index on the message's id finds. `id + 0` keeps PostgreSQL from scanning the
+# primary key backwards instead.
+RECORD_SENT = """
 UPDATE outbox_check_back SET sent_answer = %s WHERE id = (
     SELECT id FROM outbox_check_back WHERE message_id = %s AND half_id = %s AND asked = %s ORDER BY id + 0 DESC LIMIT 1)
 """
@@ -50,38 +52,38 @@ def answer(half: Half, *, asked_by: str, request_id: str = "", using: str = DEFA
     """
     Return the resolution of a half message, from the database that its token names.
 
-    An error results in UNKNOWN, never in an exception: the broker asks again.
+    An error results in UNKNOWN, never in an exception; the broker then asks again.
 
     Args:
         asked_by: endpoint, broker, command or admin.
-        request_id: the id of the request; a new one is made where there is none.
+        request_id: the id of the request; a new id is created if it is empty.
         using: the database for half messages without a token.
     """
     started = time.perf_counter()
     try:
         with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
-            given = _answer(connection, half, request_id, asked_by, started)
+            result = _answer(connection, half, request_id, asked_by, started)
     except Exception as error:
-        given = _failed(half, error)
+        result = _failed(half, error)
         logger.error(
             "The check-back about message %s could not be recorded: the database cannot be reached.",
             half.message_id,
             extra=fields_of(half),
         )
-    _announce(half, given)
-    return given
+    _announce(half, result)
+    return result
 
 
 def answer_on(connection: Connection, half: Half, *, asked_by: str) -> Answer:
-    """Answer over a given connection, in its open transaction if it has one; everything else is as in `answer`."""
-    given = _answer(connection, half, "", asked_by, time.perf_counter())
-    _announce(half, given)
-    return given
+    """Answer on a given connection, inside its open transaction if it has one; everything else is as in `answer`."""
+    result = _answer(connection, half, "", asked_by, time.perf_counter())
+    _announce(half, result)
+    return result
 
 
 def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_ALIAS) -> None:
     """
-    Record that the broker was sent another answer than the decided one. Like `answer`, it never raises.
+    Record that the broker was sent another answer than the decided one. This function never raises.
 
     Args:
         using: the database for half messages without a token.
@@ -89,7 +91,7 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
     try:
         with sources.connect(sources.alias_of(half.token, otherwise=using)) as connection:
             values = (resolution, half.message_id, half.half_id, half.asked)
-            is_recorded = connection.execute(NOTE_SENT, values).rowcount > 0
+            is_recorded = connection.execute(RECORD_SENT, values).rowcount > 0
     except Exception:
         is_recorded = False
         logger.exception(
@@ -106,7 +108,7 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
         )
     else:
         logger.warning(
-            "The broker was sent %s about message %s, which could not be recorded.",
+            "The broker was sent %s about message %s instead of the decided answer, which could not be recorded.",
             resolution,
             half.message_id,
             extra=fields_of(half),
@@ -115,12 +117,12 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
 
 def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
     try:
-        given = resolve(connection, half)
+        result = resolve(connection, half)
     except Exception as error:
-        given = _failed(half, error)
+        result = _failed(half, error)
     request_id = request_id or str(uuid4())
     question = (request_id, asked_by, half.topic, half.message_id, half.half_id, half.token, half.asked)
-    values = (*question, given.resolution, cut(given.reason), given.about, (time.perf_counter() - started) * 1000)
+    values = (*question, result.resolution, cut(result.reason), result.about, (time.perf_counter() - started) * 1000)
     try:
         is_recorded = connection.execute(RECORD, values).fetchone() is not None
     except Exception:
@@ -129,15 +131,15 @@ def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, 
             half.message_id,
             extra=fields_of(half),
         )
-        return given
+        return result
     if is_recorded:
-        return given
+        return result
     reason = f"The request id {request_id!r} was used for another half message before. Each question needs an id of its own."
     return Answer(UNKNOWN, reason, is_alert=True)
 
 
 def _failed(half: Half, error: Exception) -> Answer:
-    """Turn an error into UNKNOWN. Its text goes to the log only, since it may name hosts and tables."""
+    """Turn an error into UNKNOWN. The error's text is only logged, and not part of the answer: it may name hosts and tables."""
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.QueryCanceled):
         logger.warning(
             "The check-back about message %s timed out: %s",
@@ -155,15 +157,15 @@ def _failed(half: Half, error: Exception) -> Answer:
     return Answer(UNKNOWN, f"No answer could be read: {type(error).__name__}.")
 
 
-def _announce(half: Half, given: Answer) -> None:
-    signals.check_back_answered.send_robust(sender=CheckBack, half=half, answer=given)
-    if given.is_alert:
+def _announce(half: Half, result: Answer) -> None:
+    signals.check_back_answered.send_robust(sender=CheckBack, half=half, answer=result)
+    if result.is_alert:
         logger.error(
             "Check-back about message %s of topic %s: %s",
             half.message_id,
             half.topic,
-            given.reason,
+            result.reason,
             extra=fields_of(half),
         )
         details = {name: value for name, value in asdict(half).items() if name not in ("headers", "body")}
-        signals.alert.send_robust(sender=CheckBack, reason=given.reason, details=details)
+        signals.alert.send_robust(sender=CheckBack, reason=result.reason, details=details)

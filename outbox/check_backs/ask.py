@@ -1,4 +1,4 @@
-"""The callers' side of check-backs: functions that a broker's check loop calls to get the resolution of a half message."""
+"""The client side of check-backs: functions that a broker's check loop or a checker calls to get a half message's resolution."""
 
 from __future__ import annotations
 
@@ -29,48 +29,49 @@ Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
-TIMEOUT = timedelta(seconds=10)  # for the connection, and again for the response
+TIMEOUT = timedelta(seconds=10)  # the limit for connecting, and again for the response
 
 ENDPOINT = Loop("check-back endpoint")
 
-# Source: RFC 2104, section 3: a key shorter than the hash's output, here that of SHA-256, weakens HMAC.
+# RFC 2104, section 3: a key that is shorter than the hash's output, here SHA-256's, weakens HMAC.
 SECRET_BYTES = 32
-STEPS = {
-    400: "Let its ALLOWED_HOSTS have the host of the URL, and see the log of its web server.",
-    401: 'Its SECRETS need the secret that signs, the first of OUTBOX["CHECK_BACK"]["SECRETS"] here; or correct the clocks.',
+REMEDIES = {
+    400: "Add the URL's host to ALLOWED_HOSTS of the endpoint's project, and see the log of its web server.",
+    401: 'Add the first of OUTBOX["CHECK_BACK"]["SECRETS"], which signs, to the SECRETS of the endpoint; or correct the clocks.',
     403: 'Let requests to OUTBOX["CHECK_BACK"]["URL"] pass without a login: they are signed.',
-    404: 'Add path("outbox/", include("outbox.api.urls")) to the urlpatterns there, or correct OUTBOX["CHECK_BACK"]["URL"].',
-    503: 'Set OUTBOX["CHECK_BACK"]["SECRETS"] there, and see the log of its web server.',
+    404: 'Add path("outbox/", include("outbox.api.urls")) to its urlpatterns, or correct OUTBOX["CHECK_BACK"]["URL"].',
+    503: 'Set OUTBOX["CHECK_BACK"]["SECRETS"] in the endpoint\'s project, and see the log of its web server.',
 } | dict.fromkeys(
     (301, 302, 307, 308), 'Redirects are not followed: set OUTBOX["CHECK_BACK"]["URL"] to the address they lead to.'
 )
-"""What to do about the status of a response."""
+"""The remedy for each status of a response."""
 
-# The doctor's request, and the text whose signature is the reply: a server that does not have the secret cannot make it.
+# The doctor's request, and the text that the endpoint signs in its reply: a server without the secret cannot sign it.
 PROBE = {"probe": True}
-PROBED = "check-back endpoint"
+PROBE_REPLY = "check-back endpoint"
 
 HOW_TO_MAKE_A_SECRET = 'Make one: echo "whsec_$(openssl rand -base64 32)".'
 
 
 def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
     """
-    Return an `ask` that needs no web server: it reads the database itself.
+    Return an `ask` that needs no web server, since it reads the database itself.
 
     Args:
-        alias: the database for half messages without a token; other tokens name their database.
-        asked_by: who asks, for the record.
+        alias: the database for half messages without a token; tokens name their database.
+        asked_by: endpoint, broker, command or admin, for the record of check-backs.
     """
 
     def ask(half: Half) -> Resolution:
-        close_old_connections()  # a @check_back function uses Django's, and this thread outlives a database restart
+        # A @check_back function uses Django's connections, and this thread continues after a restart of the database.
+        close_old_connections()
         return answer(half, asked_by=asked_by, using=alias).resolution
 
     return ask
 
 
 def log_sent(half: Half, resolution: Resolution) -> None:
-    """Log that a broker was sent another answer than the decided one. A process that asks over HTTP has no database for it."""
+    """Log that a broker was sent another answer than the decided one; a process that asks over HTTP cannot record it."""
     logger.info(
         "The broker was sent %s about message %s instead of the decided answer.",
         resolution,
@@ -80,7 +81,7 @@ def log_sent(half: Half, resolution: Resolution) -> None:
 
 
 def _has_host(url: str) -> bool:
-    """Return whether a URL has a host, and a port that exists where it has one."""
+    """Return whether a URL has a host and, if it names a port, a valid port."""
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0 and not any(character.isspace() for character in url)
@@ -124,37 +125,37 @@ def over_http(url: str, secret: str) -> Ask:
 
 def probe(url: str, secret: str) -> None:
     """
-    Verify that a check-back endpoint accepts our signature. Nothing is read from its database, or recorded.
+    Verify that a check-back endpoint accepts this project's signature. The endpoint does not use its database for this.
 
     Raises:
-        Exception: it did not, for `explain`.
+        Exception: the endpoint did not accept it; pass the error to `explain`.
     """
     signer = make_signer(secret)
     request = _signed_request(url, signer, json.dumps(PROBE))
     headers = {name: request.get_header(name.capitalize(), "") for name in ("webhook-id", "webhook-timestamp")}
     reply = _read(make_opener(), request)
-    signer.verify(PROBED, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)
+    signer.verify(PROBE_REPLY, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)
 
 
 def answer_probe(signers: Iterable[Webhook], request_id: str, timestamp: str) -> dict[str, str]:
-    """Return the reply to a probe: its signature by each secret."""
+    """Return the reply to a probe: signatures with each of the secrets."""
     at = datetime.fromtimestamp(int(timestamp), UTC)
-    return {"signature": " ".join(signer.sign(request_id, at, PROBED) for signer in signers)}
+    return {"signature": " ".join(signer.sign(request_id, at, PROBE_REPLY) for signer in signers)}
 
 
 def explain(url: str, error: Exception) -> tuple[str, str]:
-    """Return what a check-back endpoint did instead of answering, and what to do."""
+    """Return a text about a check-back endpoint that did not answer (the URL and its problem), and a remedy."""
     if isinstance(error, HTTPError):
-        what = f"answered {error.code} {error.reason}"
-        step = STEPS.get(error.code, 'See the log of its web server, or correct OUTBOX["CHECK_BACK"]["URL"].')
+        problem = f"answered {error.code} {error.reason}"
+        remedy = REMEDIES.get(error.code, 'See the log of its web server, or correct OUTBOX["CHECK_BACK"]["URL"].')
     elif isinstance(error, OSError):
         cause = getattr(error, "reason", error)
-        what = f"cannot be reached: {error_text(cause) if isinstance(cause, Exception) else cause}"
-        step = 'Start its web server, or correct OUTBOX["CHECK_BACK"]["URL"].'
+        problem = f"cannot be reached: {error_text(cause) if isinstance(cause, Exception) else cause}"
+        remedy = 'Start its web server, or correct OUTBOX["CHECK_BACK"]["URL"].'
     else:
-        what = f"did not answer as a check-back endpoint does: {error_text(error)}"
-        step = 'Correct OUTBOX["CHECK_BACK"]["URL"], if that is another page.'
-    return f"{url} {what.rstrip('.')}", step
+        problem = f"did not answer as a check-back endpoint does: {error_text(error)}"
+        remedy = 'Correct OUTBOX["CHECK_BACK"]["URL"], if that is another page.'
+    return f"{url} {problem.rstrip('.')}", remedy
 
 
 def make_signer(secret: str) -> Webhook:

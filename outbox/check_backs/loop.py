@@ -1,8 +1,9 @@
 """
-Who asks. The check loop of brokers that do not ask by themselves: a host calls it now and then.
+How brokers ask about half messages.
 
-Checkers, for brokers that ask producers: a process that sends half messages also answers the questions about them. All
-checkers share the questions. If one dies, the broker asks the others again.
+Some brokers do not ask by themselves: a relay or Celery task periodically calls `CheckLoop.turn`, which looks for half messages
+that are due. Other brokers ask producers, so a process that sends half messages also answers check-backs with a `Checker`. Such a
+broker distributes its check-backs among all checkers; if one dies, the broker asks the others.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from outbox.errors import ConfigurationError
 from outbox.forks import ForkSafeLock
 from outbox.logs import get_logger, log_fields
 
-if TYPE_CHECKING:  # made from settings; this package imports no broker
+if TYPE_CHECKING:  # brokers are created from settings; this package does not import them at run time
     from outbox.brokers.capabilities import AsksProducers, NeedsCheckLoop
 
 logger = get_logger(__name__)
 
-LIMIT = 20  # halves per turn; the endpoint may be slow to answer
+LIMIT = 20  # half messages per turn; a turn is short, because the endpoint may answer slowly
 
 
 def make_asker(database: str) -> Ask:
     """
-    Return the function that asks: over HTTP where `OUTBOX["CHECK_BACK"]["URL"]` is given, else in this process.
+    Return the function that gets answers to check-backs: from `OUTBOX["CHECK_BACK"]["URL"]`, or from the database without a URL.
 
     Args:
-        database: for halves without a token of ours, in this process.
+        database: the database for half messages without a token of the outbox; it is used only without a URL.
 
     Raises:
-        ConfigurationError: a URL is given and no secret to sign with.
+        ConfigurationError: a URL is given, but no secret to sign requests with.
     """
     check_back = conf.settings().check_back
     if check_back.url:
         if not check_back.secrets:
             raise ConfigurationError(
-                'OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.',
+                'OUTBOX["CHECK_BACK"]["SECRETS"] is empty, but the check-back URL accepts signed requests only.',
                 hint="Add one of the endpoint's secrets.",
             )
         return over_http(check_back.url, check_back.secrets[0])
@@ -52,16 +53,16 @@ def make_asker(database: str) -> Ask:
 
 
 def brokers_to_ask_for(aliases: set[str]) -> list[str]:
-    """Return those of the brokers that need a check loop."""
+    """Return the brokers among `aliases` that need a check loop."""
     return [alias for alias in sorted(aliases) if conf.broker_has(alias, "NeedsCheckLoop")]
 
 
 class CheckLoop:
     """
-    Asks about the half messages of one broker that are due, in the thread that calls `turn`.
+    Checks half messages of one broker for which a check-back is due, in the thread that calls `turn`.
 
     Args:
-        alias: the broker. It is created at the first turn, and again after trouble with it.
+        alias: the broker. It is created at the first turn, and again after an error.
         database: as for `make_asker`.
     """
 
@@ -72,10 +73,10 @@ class CheckLoop:
 
     def turn(self) -> bool:
         """
-        Ask about some half messages; return whether more may be due.
+        Check some half messages that are due; return whether more may be due.
 
         Raises:
-            BrokerUnavailable: the broker is out of reach. Nothing is lost: unanswered questions are asked again.
+            BrokerUnavailable: the broker cannot be reached. Nothing is lost: half messages without an answer are due again later.
         """
         try:
             with noting(Loop("check loop", broker=self._alias)):
@@ -93,17 +94,18 @@ class CheckLoop:
 
 
 def brokers_that_ask(aliases: set[str]) -> list[str]:
-    """Return those of the brokers that ask producers."""
+    """Return the brokers among `aliases` that ask producers."""
     return [alias for alias in sorted(aliases) if conf.broker_has(alias, "AsksProducers")]
 
 
 class Checker:
     """
-    Answers the questions of one broker, in the broker's threads, from the first `turn` until `close`.
+    Answers the check-backs of one broker, in the broker's threads, from the first `turn` until `close`.
 
     Args:
-        using: the database for its heartbeat.
-        note_sent: called when the broker was sent another answer than the decided one; by default it is recorded in `using`.
+        using: the database for the checker's heartbeat.
+        note_sent: called if the broker was sent another answer than the decided one; by default, the answer is recorded in
+            `using`.
     """
 
     def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
@@ -114,7 +116,7 @@ class Checker:
         self._broker: AsksProducers | None = None
 
     def turn(self) -> None:
-        """Start listening if it has not begun, and write a heartbeat."""
+        """Start listening for check-backs, if this has not been done, and write a heartbeat."""
         try:
             with noting(Loop("checker", broker=self.alias)):
                 self._listen()
@@ -128,10 +130,10 @@ class Checker:
         if self._broker is None:
             broker = cast("AsksProducers", conf.make_broker(self.alias))
             broker.listen(self._ask, note_sent=self._note_sent)
-            self._broker = broker  # last, so that it listens at the next turn if it could not
+            self._broker = broker  # set last, so that the next turn tries again if `listen` raised
 
     def close(self) -> None:
-        """Stop listening and delete the heartbeat. Where the database is away, the heartbeat stays until it is stale."""
+        """Stop listening and delete the heartbeat. If the database is unreachable, the heartbeat stays until it is stale."""
         broker, self._broker = self._broker, None
         if broker is None:
             return
@@ -148,20 +150,20 @@ class Checker:
             )
 
 
-_mine: dict[tuple[int, str], AsksProducers] = {}
+_listening: dict[tuple[int, str], AsksProducers] = {}
 _lock = ForkSafeLock()
 
 
 def listen_in_this_process(alias: str, using: str) -> None:
     """
-    Answer a broker's questions in this process until it ends. Further calls for the same broker do nothing.
+    Answer a broker's check-backs in this process until the process ends. Further calls for the same broker do nothing.
 
     Args:
         using: the database for half messages without a token; other tokens name their database.
     """
     with _lock.current:
-        key = os.getpid(), alias  # a child of a fork listens for itself
-        if key not in _mine and conf.broker_has(alias, "AsksProducers"):
+        key = os.getpid(), alias  # a forked child has to listen itself
+        if key not in _listening and conf.broker_has(alias, "AsksProducers"):
             broker = cast("AsksProducers", conf.make_broker(alias))
             broker.listen(in_process(using), note_sent=partial(record_sent, using=using))
-            _mine[key] = broker
+            _listening[key] = broker

@@ -1,4 +1,4 @@
-"""The format of `OUTBOX["CHECK_BACK"]["THROTTLE"]`: a number of answers per time."""
+"""The format of `OUTBOX["CHECK_BACK"]["THROTTLE"]`: the number of answers that are allowed in a period of time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def read_rate(rate: str) -> tuple[int, int]:
     """
-    Parse a rate: `600/s`, `600/min`, or `600/10s`, which REST framework does not know.
+    Parse a rate such as `600/s`, `600/min` or `600/10s`; REST framework does not know the last form.
 
     Returns:
-        The number of answers, and the seconds in which they are allowed.
+        The number of answers, and the length of the period in seconds.
 
     Raises:
         ConfigurationError: the rate has another format.

@@ -16,16 +16,16 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
     """
     Register the decorated function to answer for half messages of a topic that this outbox did not send.
 
-    The function receives the half message (without headers and body when asked over HTTP), looks its business row up, and returns
-    COMMIT, ROLLBACK or UNKNOWN. It must not block: the broker and the web server's worker wait for it.
+    The function receives the half message (without headers and body if the check-back came over HTTP), looks up the business row,
+    and returns COMMIT, ROLLBACK or UNKNOWN. It must not block, because the broker and the web server's worker wait for it.
 
     Raises:
-        ConfigurationError: the topic has such a function already.
+        ConfigurationError: the topic already has such a function.
     """
     if callable(topic):
         raise ConfigurationError('@check_back needs the name of a topic: @check_back("orders").')
 
-    def remember(function: Resolver) -> Resolver:
+    def register(function: Resolver) -> Resolver:
         if topic in registered:
             raise ConfigurationError(
                 f"Topic {topic!r} has two check-back functions: {_name(registered[topic])} and {_name(function)}.",
@@ -34,7 +34,7 @@ def check_back(topic: str) -> Callable[[Resolver], Resolver]:
         registered[topic] = function
         return function
 
-    return remember
+    return register
 
 
 def resolvers() -> Mapping[str, Resolver]:
@@ -43,7 +43,7 @@ def resolvers() -> Mapping[str, Resolver]:
 
 
 def resolver_of(topic: str) -> Resolver | None:
-    """Return the function that answers for a topic's half messages without a token, or None."""
+    """Return the function that answers for half messages of a topic that have no token of the outbox, or None."""
     return registered.get(topic)
 
 

@@ -1,6 +1,9 @@
 """
-What a question is about: the database of its half message, which its token names; the business row, which is reported with an
-answer and has no influence on it; and the half message of a message id, for an operator who knows no more.
+Find the data that a check-back needs.
+
+- The database of the half message, which its token names.
+- The business row that the message is about. Operators see whether it exists; the answer does not depend on it.
+- The half message of a message id, for an operator who knows only the id.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from outbox.message import Half, Token
 
 logger = get_logger("outbox.check_back")
 
-STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and for its connection
+STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and for connecting
 
-# `transaction_read_only` is also on in recovery: a replica answers no check-back.
+# `transaction_read_only` is also on while a server is in recovery, so it recognizes a replica, which must not answer check-backs.
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 
 _aliases: dict[str, str] = {}
@@ -41,7 +44,8 @@ def alias_of(token: str, *, otherwise: str) -> str:
     Return the alias of the database that a token names.
 
     Args:
-        otherwise: the alias for an unknown source, and for no token. `resolve` then finds that the token is of another source.
+        otherwise: the alias for an empty token or an unknown source. For the latter, `resolve` then finds that the token belongs
+            to another source, and answers UNKNOWN.
     """
     if not token:
         return otherwise
@@ -57,14 +61,14 @@ def connect(alias: str) -> database.Connection:
     return database.connect(
         alias,
         application_name="outbox check-back",
-        # 0 would mean: no limit.
+        # PostgreSQL takes 0 for no limit.
         settings={name: str(max(1, round(limit.total_seconds() * 1000))) for name, limit in times.items()},
-        connect_timeout=max(2, round(STATEMENT_TIMEOUT.total_seconds())),  # libpq rounds less than 2 s up to 2 s
+        connect_timeout=max(2, round(STATEMENT_TIMEOUT.total_seconds())),  # libpq's minimum is 2 s
     )
 
 
 def _read_sources() -> None:
-    """Read the source of every outbox database. Where a replica has an alias too, that of the primary is used."""
+    """Read the source of every outbox database. If a replica has an alias, too, the alias of the primary is used."""
     for alias in database.outbox_databases():
         try:
             with connect(alias) as connection:
@@ -85,7 +89,7 @@ IS_THERE = "SELECT EXISTS (SELECT FROM {table} WHERE {key} = %s)"
 
 
 class About(enum.StrEnum):
-    """Whether the business row exists. NONE: the message names no row, or the row cannot be looked up."""
+    """Whether the business row exists. NONE: the message names no row, or the row could not be looked up."""
 
     EXISTS = "exists"
     MISSING = "missing"
@@ -93,7 +97,7 @@ class About(enum.StrEnum):
 
 
 def look_up(connection: Connection, message_id: str) -> About:
-    """Look for the row that a message is about (`shop.order:4711`), by primary key, in the message's own database."""
+    """Look up the row that a message is about (`shop.order:4711`) by its primary key, in the message's database."""
     try:
         row = connection.execute(READ_ABOUT, [UUID(message_id)]).fetchone()
         if row is None or row[0] is None:
@@ -106,16 +110,16 @@ def look_up(connection: Connection, message_id: str) -> About:
 
 def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
     primary_key = model._meta.pk
-    if primary_key.column is None:  # a composite key: the message names one value only
+    if primary_key.column is None:  # with a composite key, the message has only one value of it
         return About.NONE
     query = sql.SQL(IS_THERE).format(table=sql.Identifier(model._meta.db_table), key=sql.Identifier(primary_key.column))
-    with connection.transaction():  # PostgreSQL may refuse the key
+    with connection.transaction():  # PostgreSQL may reject the key as a value of the column's type
         row = connection.execute(query, [key]).fetchone()
     return About.EXISTS if row == (True,) else About.MISSING
 
 
-# A message has a half message where a batch of a transaction topic holds it; once decided, the batch names the half. The
-# first half message of one that went half first has no lane, and no batch in its token.
+# A message has a half message if it is in a batch of a transaction topic; after the decision, the batch names the half message. A
+# message that went half first has no lane at its first attempt, and the token of that half message names no batch.
 FIND = """
 SELECT s.topic, s.state, s.key, s.created_at, source.id,
        CASE WHEN s.lane IS NULL AND s.attempt = 1 THEN 0 ELSE s.batch_id END, s.attempt, s.position,
@@ -129,9 +133,9 @@ WHERE s.id = %s
 
 def find(connection: Connection, message_id: UUID) -> tuple[str, str, Half | None] | None:
     """
-    Return a message's topic, state, and the half message that a broker would ask about; None where there is no such message.
+    Return a message's topic, its state, and the half message that a broker would ask about; None if there is no such message.
 
-    The state is as in `outbox_message_state`. A message that still waits, or is sent in one phase, has no half message.
+    The state is that of `outbox_message_state`. A message that still waits, or is sent in one phase, has no half message.
     """
     row = connection.execute(FIND, [message_id]).fetchone()
     if row is None:

@@ -1,9 +1,9 @@
 """
-System checks: problems of settings, message types, consumers and databases that would show with the first message only.
+System checks: problems of settings, message types, consumers and databases that otherwise appear only with the first message.
 
-Django's registry is their one list, also for apps that extend the outbox. Each has the tag `outbox`, `Tags.database` where it
-asks a database, `Tags.urls` where it reads the URLs, and `deploy=True` for what matters in production only. The docstring of each
-has its ids; docs/reference/checks.md is generated from them.
+They are listed in Django's registry only, also those of apps that extend the outbox. Each has the tag `outbox`, `Tags.database`
+if it queries a database, `Tags.urls` if it reads the URLs, and `deploy=True` if it matters in production only. The docstring of
+each function has the ids of its checks; docs/reference/checks.md is generated from the docstrings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check INSTALLED_APPS: for apps that settings need, and for a package that caches what the ORM reads."""
+"""Check INSTALLED_APPS for apps that the settings need, and for a package that caches rows that the ORM reads."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def check_pipeline_app() -> Iterable[CheckMessage]:
 @check()
 def check_cachalot() -> Iterable[CheckMessage]:
     """
-    W070: django-cachalot caches what the admin reads of the outbox's tables.
+    W070: django-cachalot caches rows that the admin reads from the outbox's tables.
 
-    Relays and consumers write these tables without the ORM, so nothing tells cachalot that they have changed, and the admin
-    shows old counts and states. Name the apps of the outbox in `CACHALOT_UNCACHABLE_APPS`.
+    Relays and consumers write these tables without the ORM, so cachalot does not notice changes, and the admin shows old counts
+    and states. Name the apps of the outbox in `CACHALOT_UNCACHABLE_APPS`.
     """
-    left_out = [*getattr(settings, "CACHALOT_UNCACHABLE_APPS", ())]
-    cached = sorted(config.label for config in own_apps() if config.label not in left_out)
+    excluded = [*getattr(settings, "CACHALOT_UNCACHABLE_APPS", ())]
+    cached = sorted(config.label for config in own_apps() if config.label not in excluded)
     if cached and apps.is_installed("cachalot") and getattr(settings, "CACHALOT_ENABLED", True):
         tables = f"the tables of {', '.join(cached)}"
         text = f"django-cachalot caches {tables}, which are written without the ORM, so the admin shows old rows."
-        yield Caution(text, hint=f"Set CACHALOT_UNCACHABLE_APPS = {(*left_out, *cached)!r}.", id="outbox.W070")
+        yield Caution(text, hint=f"Set CACHALOT_UNCACHABLE_APPS = {(*excluded, *cached)!r}.", id="outbox.W070")

@@ -1,7 +1,8 @@
 """
-Check the Celery app of the project, where relays use it.
+Check the project's Celery app, if the outbox uses it.
 
-This module does not import Celery: a project with a Celery app has imported it already, and one without it gets no warning.
+This module does not import Celery: a project with a Celery app has imported Celery already, and a project without one gets no
+warnings.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from outbox.consuming.register import groups, known_groups
 
 SWEEP = "outbox.tasks.sweep"
 CONSUME = "outbox.tasks.consume"
-FALLBACK = "default"  # the name of the app that Celery creates where the project has none
+FALLBACK = "default"  # the name of the app that Celery creates if the project has none
 
-OR_NO_WAKEUPS = 'Where all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
+OR_NO_WAKEUPS = 'If all relays are long-running (outbox_relay), set OUTBOX["CELERY_WAKEUP"] = False.'
 
 
 @check()
 def check_beat() -> Iterable[CheckMessage]:
     """
-    W030: Wakeups go to Celery, and its beat has no entry for the sweep, or one on another queue than the wakeups.
+    W030: Wakeups are sent to Celery, and its beat has no entry for the sweep, or one with another queue than the wakeups.
 
-    A wakeup may be lost; the sweep finds its messages. `CELERY_BEAT_SCHEDULE = beat_schedule()`, from `outbox.schedule`.
-    Where all relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
+    A wakeup may be lost; then the sweep finds the messages. Set `CELERY_BEAT_SCHEDULE = beat_schedule()`, from `outbox.schedule`.
+    If all relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`. Schedulers that keep their entries in a database are
     not checked.
     """
     for app in wakeup_app():
@@ -41,13 +42,13 @@ def check_beat() -> Iterable[CheckMessage]:
         if not entries:
             yield Caution(
                 f"Celery's beat has no entry for {SWEEP}: a message whose wakeup is lost waits for the next wakeup.",
-                hint=f"CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
+                hint=f"Set CELERY_BEAT_SCHEDULE = beat_schedule(), from outbox.schedule. {OR_NO_WAKEUPS}",
                 id="outbox.W030",
             )
         wanted = known_settings().celery_queue
         for queue in {entry.get("options", {}).get("queue", wanted) for entry in entries} - {wanted}:
             yield Caution(
-                f"Celery's beat sends the sweep to the queue {queue!r}, and wakeups go to {wanted!r}.",
+                f"Celery's beat sends the sweep to the queue {queue!r}, but wakeups go to {wanted!r}.",
                 hint=f'Write beat_schedule(queue={wanted!r}), or OUTBOX["CELERY_QUEUE"] = {queue!r}.',
                 id="outbox.W030",
             )
@@ -58,13 +59,13 @@ def check_eager() -> Iterable[CheckMessage]:
     """
     W031: Celery's `task_always_eager` is on, and wakeups are sent.
 
-    Wakeups are sent by task name, which Celery never runs eagerly: they need a server. Set
-    `OUTBOX["CELERY_WAKEUP"] = False` beside it.
+    Wakeups are sent by task name, and Celery never runs such tasks eagerly, so they need Celery's server. In settings with
+    `task_always_eager`, also set `OUTBOX["CELERY_WAKEUP"] = False`.
     """
     return [
         Caution(
             "Celery's task_always_eager is on, but the outbox still sends wakeups to Celery's server.",
-            hint='Set OUTBOX["CELERY_WAKEUP"] = False where tasks run eagerly.',
+            hint='In settings with task_always_eager, also set OUTBOX["CELERY_WAKEUP"] = False.',
             id="outbox.W031",
         )
         for app in wakeup_app()
@@ -75,12 +76,12 @@ def check_eager() -> Iterable[CheckMessage]:
 @check()
 def check_consumed_groups() -> Iterable[CheckMessage]:
     """
-    E058: Celery's beat consumes for a group that no `@consumer` is in.
+    E058: Celery's beat consumes for a group that has no `@consumer`.
 
     Correct the name in `beat_schedule(consume=[...])`, or define the consumer in consumers.py of an installed app.
     """
     names = sorted({str(name) for entry in beat_entries(CONSUME) for name in entry.get("args", ())[:1]} - set(groups()))
-    text = "Celery's beat consumes for the group {!r}, which no @consumer is in."
+    text = "Celery's beat consumes for the group {!r}, which has no @consumer."
     return [Error(text.format(name), hint=known_groups(), id="outbox.E058") for name in names]
 
 
@@ -92,7 +93,7 @@ def wakeup_app() -> Iterator[Any]:
 
 
 def beat_entries(task: str) -> list[Any]:
-    """Return the entries of Celery's beat for a task; none where the project has no Celery app."""
+    """Return the entries of Celery's beat for a task; [] if the project has no Celery app."""
     return [entry for app in _app() for entry in app.conf.beat_schedule.values() if entry["task"] == task]
 
 

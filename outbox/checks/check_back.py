@@ -29,7 +29,7 @@ View = Callable[..., Any]
 @check()
 def check_settings() -> Iterable[CheckMessage]:
     """
-    E010: `OUTBOX["CHECK_BACK"]["THROTTLE"]` cannot be read as a rate.
+    E010: `OUTBOX["CHECK_BACK"]["THROTTLE"]` is not a valid rate.
 
     Write a number and a time: "600/s", "1000/min", "50/10s".
 
@@ -39,7 +39,7 @@ def check_settings() -> Iterable[CheckMessage]:
 
     E012: `OUTBOX["CHECK_BACK"]["URL"]` cannot be used.
 
-    It must begin with http:// or https://, and SECRETS must have a secret to sign with.
+    The URL must begin with http:// or https://, and SECRETS must have a secret to sign with.
     """
     settings = known_settings().check_back
     try:
@@ -47,11 +47,11 @@ def check_settings() -> Iterable[CheckMessage]:
     except ConfigurationError as error:
         yield Error(error.message, hint=f"{error.hint} A time is s, min, h or d, or a whole number of them.", id="outbox.E010")
     is_wrong = False
-    for place, secret in enumerate(settings.secrets, start=1):
+    for number, secret in enumerate(settings.secrets, start=1):
         try:
             make_signer(secret)
         except ConfigurationError as error:
-            text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {place}: {error.message}'
+            text = f'OUTBOX["CHECK_BACK"]["SECRETS"], number {number}: {error.message}'
             hint = f"{error.hint} Both sides need the same secret: one signs, the other verifies."
             yield Error(text, hint=hint, id="outbox.E011")
             is_wrong = True
@@ -68,17 +68,18 @@ def check_functions() -> Iterable[CheckMessage]:
     """
     W026: A `@check_back` function is for a topic without check-backs.
 
-    Brokers check back about half messages, which only topics of type transaction have. Correct the name, or remove the function.
+    Brokers check back about half messages, which only topics of type transaction have. Correct the topic's name, or remove the
+    function.
     """
-    asked_about = {name for name, topic, _ in known_topics() if topic.type is TopicType.TRANSACTION}
+    transaction_topics = {name for name, topic, _ in known_topics() if topic.type is TopicType.TRANSACTION}
     return [
         Caution(
             f"@check_back({topic!r}) is {function.__module__}.{function.__qualname__}, but that topic has no check-backs.",
-            hint=f"Topics of type transaction are: {', '.join(sorted(asked_about)) or 'none'}.",
+            hint=f"Topics of type transaction are: {', '.join(sorted(transaction_topics)) or 'none'}.",
             id="outbox.W026",
         )
         for topic, function in resolvers().items()
-        if topic not in asked_about
+        if topic not in transaction_topics
     ]
 
 
@@ -87,7 +88,8 @@ def check_somebody_answers() -> Iterable[CheckMessage]:
     """
     E027: Check-backs of a topic of type transaction would not be answered.
 
-    Its broker sends them over HTTP only, and the project's URLs do not have the endpoint: include `outbox.api.urls`.
+    The topic's broker sends check-backs over HTTP only, and the project's URLs have no check-back endpoint: include
+    `outbox.api.urls`.
     """
     for name, topic, broker in () if list(_endpoints()) else known_topics():
         is_asked = topic.type is TopicType.TRANSACTION and HalfMessages.has(broker)
@@ -105,8 +107,8 @@ def check_own_url() -> Iterable[CheckMessage]:
     """
     W054: `OUTBOX["CHECK_BACK"]["URL"]` is set, and the project's URLs have no check-back endpoint.
 
-    Relays would ask that address and get 404, so half messages would stay hidden. Include `outbox.api.urls`, or remove URL: then
-    relays answer from the database. If another project answers there, silence this check.
+    Relays would send check-backs to that address and get 404, so half messages would stay hidden. Include `outbox.api.urls`, or
+    remove URL: then relays answer check-backs from the database. If another project answers at that address, silence this check.
     """
     url = known_settings().check_back.url
     if url and not list(_endpoints()):
@@ -120,18 +122,18 @@ def check_transactions() -> Iterable[CheckMessage]:
     """
     E028: The check-back endpoint runs inside ATOMIC_REQUESTS.
 
-    It would hold a transaction open while it waits. `include("outbox.api.urls")` excludes it; a view of your own needs
-    `transaction.non_atomic_requests(using=...)` for each such database.
+    The endpoint would hold a transaction open while it waits. `include("outbox.api.urls")` excludes the endpoint from
+    ATOMIC_REQUESTS; a view of your own needs `transaction.non_atomic_requests(using=...)` for each such database.
     """
     atomic = [alias for alias in connections if connections.settings[alias]["ATOMIC_REQUESTS"]]
     return [
         Error(
-            f"The check-back endpoint runs in a transaction of {', '.join(map(repr, caught))}, by ATOMIC_REQUESTS.",
+            f"The check-back endpoint runs in a transaction of {', '.join(map(repr, affected))}, because of ATOMIC_REQUESTS.",
             hint='Include "outbox.api.urls", or wrap the view: transaction.non_atomic_requests(using=...)(view).',
             id="outbox.E028",
         )
         for view in _endpoints()
-        if (caught := [alias for alias in atomic if alias not in getattr(view, "_non_atomic_requests", ())])
+        if (affected := [alias for alias in atomic if alias not in getattr(view, "_non_atomic_requests", ())])
     ]
 
 
@@ -143,7 +145,7 @@ def check_secrets() -> Iterable[CheckMessage]:
     Set `OUTBOX["CHECK_BACK"]["SECRETS"]`. If no broker uses the endpoint, silence this check. (With `--deploy`.)
     """
     settings = known_settings()
-    if settings.brokers and not settings.check_back.secrets and list(_endpoints()):  # no brokers: E001 was reported
+    if settings.brokers and not settings.check_back.secrets and list(_endpoints()):  # without brokers, E001 was reported
         text = 'The check-back endpoint answers all requests with 503, because OUTBOX["CHECK_BACK"]["SECRETS"] is empty.'
         yield Caution(text, hint='Create a secret: echo "whsec_$(openssl rand -base64 32)".', id="outbox.W029")
 

@@ -27,7 +27,7 @@ def check_topics() -> Iterable[CheckMessage]:
     """
     E016: A consumer names a topic that is not in `OUTBOX["TOPICS"]`, or whose broker only sends.
 
-    Add the topic or correct the name; publish messages that a consumer handles to a topic of another broker.
+    Add the topic or correct its name. If its broker only sends, publish these messages to a topic of another broker.
     """
     for consumer in all_consumers():
         try:
@@ -44,7 +44,7 @@ def check_topics() -> Iterable[CheckMessage]:
             continue
         if not Receives.has(broker):
             its = f"its broker {topic.broker!r} ({broker.__name__})"
-            text = f"{consumer.name} takes topic {consumer.topic!r}, and {its} has no consumer groups."
+            text = f"{consumer.name} subscribes to topic {consumer.topic!r}, but {its} has no consumer groups."
             hint = "Publish messages that a consumer handles to a topic of another broker."
             yield Error(text, hint=hint, id="outbox.E016")
 
@@ -52,10 +52,10 @@ def check_topics() -> Iterable[CheckMessage]:
 @check()
 def check_databases() -> Iterable[CheckMessage]:
     """
-    E017: A consumer's `using` is not a database, or a database without an inbox, such as an empty `DATABASES["default"]`.
+    E017: A consumer's `using` is not a database, or is a database without an inbox, such as an empty `DATABASES["default"]`.
 
-    The inbox row is committed with the handler's own rows, so it must be in the same database: let the routers migrate the app
-    outbox there (`allow_migrate`), or name another database.
+    The inbox row is committed with the rows that the handler writes, so both must be in the same database: let the routers
+    migrate the app outbox in that database (`allow_migrate`), or name another database.
     """
     for consumer in all_consumers():
         if consumer.using not in connections.settings:
@@ -68,9 +68,9 @@ def check_databases() -> Iterable[CheckMessage]:
                 choices = ", ".join(database.outbox_databases()) or "none"
                 yield Error(text, hint=f"Name another: @consumer(..., using=...). Choices are: {choices}.", id="outbox.E017")
         elif not database.is_outbox_database(consumer.using):
-            place = f"the database {consumer.using!r}, where routers do not allow the tables of the outbox"
+            home = f"the database {consumer.using!r}, where routers do not allow the tables of the outbox"
             hint = "Let allow_migrate() of the routers allow the app outbox in that database."
-            yield Error(f"{consumer.name} writes to {place}, so it has no inbox.", hint=hint, id="outbox.E017")
+            yield Error(f"{consumer.name} writes to {home}, so it has no inbox.", hint=hint, id="outbox.E017")
 
 
 @check()
@@ -78,13 +78,13 @@ def check_isolation() -> Iterable[CheckMessage]:
     """
     W046: Transactions of a consumer group's database are REPEATABLE READ or SERIALIZABLE (`OPTIONS["isolation_level"]`).
 
-    If two handlers write rows that the other has read, PostgreSQL ends one of them with a serialization failure. Its message is
-    delivered again without counting a failure, and effects outside of the database are repeated, too. Keep such handlers short,
-    or remove `isolation_level` and lock rows with `select_for_update()`. If the level is intended, silence this check.
+    If two handlers each write rows that the other one has read, PostgreSQL ends one of them with a serialization failure. Its
+    message is redelivered without counting a failure, and effects outside of the database are repeated, too. Keep such handlers
+    short, or remove `isolation_level` and lock rows with `select_for_update()`. If the level is intended, silence this check.
     """
     return [
         Caution(
-            f"The consumer group {name!r} writes to database {group.using!r}, whose transactions are {level}: handlers that "
+            f"The consumer group {name!r} writes to database {group.using!r}, whose transactions are {level}, so handlers that "
             "conflict are repeated.",
             hint="Keep handlers short and their effects in the database, or remove isolation_level from its OPTIONS.",
             id="outbox.W046",
@@ -99,7 +99,7 @@ def check_names() -> Iterable[CheckMessage]:
     """
     W018: A consumer group has a name that some brokers do not accept.
 
-    The rule is that of topics: 1 to 127 letters, digits, `%`, `_` and `-`. A renamed group starts as a new one.
+    Names of groups follow the rule for topics: 1 to 127 letters, digits, `%`, `_` and `-`. A renamed group starts as a new one.
     """
     return [
         Caution(
@@ -113,7 +113,7 @@ def check_names() -> Iterable[CheckMessage]:
 
 
 def _strict_level(alias: str) -> str | None:
-    """Return the isolation level of a database in settings if it is stricter than READ COMMITTED; else None."""
+    """Return the isolation level of a database in settings if it is stricter than READ COMMITTED; otherwise None."""
     if alias not in connections.settings or connections[alias].vendor != "postgresql":  # E017 and E007 report it
         return None
     level = connections[alias].settings_dict["OPTIONS"].get("isolation_level")

@@ -1,4 +1,4 @@
-"""Check databases and routers, from settings only."""
+"""Check databases and routers by their settings, without a connection."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def check_engine() -> Iterable[CheckMessage]:
         return
     vendor = connections[alias].vendor
     if vendor != "postgresql" or not is_psycopg3:
-        what = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"
+        problem = f"is {vendor}" if vendor != "postgresql" else "is used with psycopg2"
         yield Error(
-            f"Database {alias!r} {what}. The outbox needs PostgreSQL 14 or later, with psycopg 3.",
+            f"Database {alias!r} {problem}. The outbox needs PostgreSQL 14 or later, with psycopg 3.",
             hint='Set its ENGINE to "django.db.backends.postgresql" and install psycopg, or route the models of '
             "the app outbox to such a database.",
             id="outbox.E007",
@@ -45,19 +45,19 @@ def check_engine() -> Iterable[CheckMessage]:
 @check()
 def check_direct_databases() -> Iterable[CheckMessage]:
     """
-    E044: `OUTBOX["DIRECT_DATABASES"]` has a name that is not a PostgreSQL database in DATABASES, or an alias on both sides.
+    E044: `OUTBOX["DIRECT_DATABASES"]` names an alias that is no PostgreSQL database in DATABASES, or has an alias on both sides.
 
     The key is the alias that messages are published to, the value the alias that bypasses its pooler.
     """
-    named = known_settings().direct_databases
-    for alias, direct in named.items():
+    direct_aliases = known_settings().direct_databases
+    for alias, direct in direct_aliases.items():
         wrong = [name for name in (alias, direct) if name not in connections.settings or connections[name].vendor != "postgresql"]
-        if wrong or direct in named:
-            what = "does not name PostgreSQL databases of DATABASES" if wrong else "has one alias on both sides"
+        if wrong or direct in direct_aliases:
+            problem = "does not name PostgreSQL databases of DATABASES" if wrong else "has one alias on both sides"
             hint = "The key is the alias that messages are published to, the value the alias that bypasses its pooler."
             if wrong:
                 hint = f"Add {', '.join(map(repr, wrong))} to DATABASES, or correct the name."
-            yield Error(f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {what}.', hint=hint, id="outbox.E044")
+            yield Error(f'OUTBOX["DIRECT_DATABASES"] = {{"{alias}": "{direct}"}} {problem}.', hint=hint, id="outbox.E044")
 
 
 @check()
@@ -65,8 +65,8 @@ def check_replicas() -> Iterable[CheckMessage]:
     """
     W021: Routers read the outbox from another database than they write it to, or allow its tables in a replica.
 
-    A replica lags, so its data about a message may be old. Let `db_for_read` return the same as `db_for_write` for each app of
-    the outbox, and `allow_migrate` return False for replicas, so that no relay searches for messages there.
+    A replica lags behind, so its data about a message may be old. Let `db_for_read` return the same database as `db_for_write`
+    for each app of the outbox, and let `allow_migrate` return False for replicas, so that no relay searches for messages there.
     """
     for app in database.own_apps():
         model = next(iter(app.get_models()), None)
@@ -75,7 +75,7 @@ def check_replicas() -> Iterable[CheckMessage]:
         reads, writes = router.db_for_read(model), router.db_for_write(model)
         if reads != writes:
             text = f"The routers read the models of the app {app.label} from {reads!r} and write them to {writes!r}."
-            hint = f'Let db_for_read() return the primary where model._meta.app_label is "{app.label}".'
+            hint = f'Let db_for_read() return the primary if model._meta.app_label is "{app.label}".'
             yield Caution(text, hint=hint, id="outbox.W021")
     for alias in database.outbox_databases():
         if primary := connections[alias].settings_dict["TEST"]["MIRROR"]:
@@ -87,10 +87,10 @@ def check_replicas() -> Iterable[CheckMessage]:
 @check()
 def check_business_rows() -> Iterable[CheckMessage]:
     """
-    W022: Routers write the outbox to a database without other rows of the project.
+    W022: Routers write the outbox to a database that has no other tables of the project.
 
-    A message is committed atomically with your rows only in the same database. Route the app outbox there. If each transaction
-    names its database with `using=`, silence this check.
+    A message is committed atomically with your rows only if both are in the same database. Route the app outbox to the database
+    of your rows. If each transaction names its database with `using=`, silence this check.
     """
     home = router.db_for_write(MessageRow)
     homes = {
@@ -100,8 +100,8 @@ def check_business_rows() -> Iterable[CheckMessage]:
     }
     if homes and home not in homes:
         yield Caution(
-            f"The routers write messages to {home!r} and all other models to {', '.join(map(repr, sorted(homes)))}: "
-            "a message and your rows cannot share a transaction.",
+            f"The routers write messages to {home!r} and all other models to {', '.join(map(repr, sorted(homes)))}, so a message "
+            "and your rows cannot share a transaction.",
             hint="Let db_for_write() and allow_migrate() put the app outbox in the database of those models.",
             id="outbox.W022",
         )
@@ -112,12 +112,12 @@ def check_autocommit() -> Iterable[CheckMessage]:
     """
     E059: A database of the outbox has `AUTOCOMMIT: False`.
 
-    Django's transactions would begin and end nothing: messages are not committed, and consumers wait for locks of their own
-    session. Remove it.
+    Then Django's `atomic()` does not commit: messages are not committed, and consumers wait for locks that another connection of
+    their own process holds. Remove `AUTOCOMMIT`.
     """
     return [
         Error(
-            f"Database {alias!r} has AUTOCOMMIT = False, so no transaction of Django's ends with a commit: nothing is sent.",
+            f"Database {alias!r} has AUTOCOMMIT = False, so Django's atomic() does not commit and no message is sent.",
             hint=f'Remove AUTOCOMMIT from DATABASES["{alias}"].',
             id="outbox.E059",
         )
@@ -131,9 +131,9 @@ def check_prepared_statements() -> Iterable[CheckMessage]:
     """
     W023: Statements are prepared on a database behind a pooler in transaction mode.
 
-    `DISABLE_SERVER_SIDE_CURSORS` indicates such a pooler. A statement prepared through it does not exist on the next backend:
-    remove `prepare_threshold`, unless the pooler supports prepared statements (PgBouncer 1.22 with `max_prepared_statements`, and
-    psycopg with the libpq of PostgreSQL 17); then silence this check.
+    `DISABLE_SERVER_SIDE_CURSORS` indicates such a pooler. A statement that was prepared through it does not exist on the next
+    backend: remove `prepare_threshold`. If the pooler supports prepared statements (PgBouncer 1.22 with
+    `max_prepared_statements`, and psycopg with the libpq of PostgreSQL 17), silence this check.
     """
     return [
         Caution(

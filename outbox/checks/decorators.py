@@ -1,4 +1,4 @@
-"""Register functions that yield problems as Django's system checks, with the tag of the outbox."""
+"""Decorators that register functions that yield problems as Django's system checks, with the tag of the outbox."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ Check = Callable[..., list[CheckMessage]]
 
 
 def check(*tags: str, deploy: bool = False) -> Callable[[Callable[[], Iterable[CheckMessage]]], Check]:
-    """Register a check of settings."""
+    """Register a check that needs no database."""
 
     def decorate(find: Callable[[], Iterable[CheckMessage]]) -> Check:
-        def checked(**kwargs: Any) -> list[CheckMessage]:
+        def run(**kwargs: Any) -> list[CheckMessage]:
             return list(find())
 
-        return _registered(checked, find, *tags, deploy=deploy)
+        return _register(run, find, *tags, deploy=deploy)
 
     return decorate
 
 
 def check_each_database(find: Callable[[str, Connection], Iterable[CheckMessage]]) -> Check:
-    """Register a check that is called with each of the outbox's databases among those given; it skips one that is away."""
+    """
+    Register a check that is called with each database of the outbox among those that `manage.py check --database` names.
 
-    def checked(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    A database that cannot be reached is skipped.
+    """
+
+    def run(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
         problems: list[CheckMessage] = []
         for alias in sorted(set(databases or ()) & set(database.outbox_databases())):
             with suppress(DatabaseError, psycopg.Error), database.connect(alias, settings=LIMITS) as connection:
                 problems.extend(find(alias, connection))
         return problems
 
-    return _registered(checked, find, Tags.database)
+    return _register(run, find, Tags.database)
 
 
-def _registered(checked: Check, find: Callable[..., Iterable[CheckMessage]], *tags: str, deploy: bool = False) -> Check:
-    update_wrapper(checked, find)
-    del checked.__wrapped__  # type: ignore[attr-defined]  # Django looks at the signature
-    return register(TAG, *tags, deploy=deploy)(checked)
+def _register(run: Check, find: Callable[..., Iterable[CheckMessage]], *tags: str, deploy: bool = False) -> Check:
+    update_wrapper(run, find)
+    del run.__wrapped__  # type: ignore[attr-defined]  # Django requires **kwargs in the signature, which `find` lacks
+    return register(TAG, *tags, deploy=deploy)(run)

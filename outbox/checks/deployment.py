@@ -1,4 +1,4 @@
-"""Check what only matters in production: `manage.py check --deploy`."""
+"""Checks that matter only in production: `manage.py check --deploy`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def check_durability() -> Iterable[CheckMessage]:
     """
     E032: Topics use a broker that is for tests.
 
-    Its messages are in the memory of one process, and are lost when it ends. Set another BACKEND. (With `--deploy`.)
+    Such a broker keeps messages in the memory of one process, and loses them when the process ends. Set another BACKEND.
+    (With `--deploy`.)
     """
     return [
         Error(
             f"Broker {alias!r} keeps its messages in the memory of one process.",
-            hint="Set a BACKEND that stores messages, or remove BACKEND: the default one does.",
+            hint="Set a BACKEND that stores messages, or remove BACKEND: the default one stores them.",
             id="outbox.E032",
         )
         for alias in sorted({topic.broker for _, topic, broker in known_topics() if not broker.is_durable})
@@ -45,7 +46,7 @@ def check_failpoints() -> Iterable[CheckMessage]:
     """
     W033: Failpoints are set.
 
-    They end processes on purpose, for tests. Remove the environment variable. (With `--deploy`.)
+    Failpoints end processes on purpose, for tests. Remove the environment variable. (With `--deploy`.)
     """
     if os.environ.get(failpoints.VARIABLE):
         text = f"{failpoints.VARIABLE} is set: processes end themselves at these failpoints."
@@ -55,7 +56,7 @@ def check_failpoints() -> Iterable[CheckMessage]:
 @register(TAG, deploy=True)
 def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """
-    Return what the brokers of topics find at their servers, as the doctor does, where a database is named.
+    Return problems that the topics' brokers find at their servers, as the doctor does; nothing unless `--database` is given.
 
     Ids: `outbox.broker_away`, `outbox.misconfigured`, `outbox.broker_weak`, `outbox.clock`.
     """
@@ -65,13 +66,13 @@ def check_running_brokers(databases: Sequence[str] | None = None, **kwargs: Any)
     return [
         finding
         for alias, broker in sorted(brokers.items())
-        if not broker.check_settings(conf.settings().brokers[alias].options)  # which another check reports
+        if not broker.check_settings(conf.settings().brokers[alias].options)  # problems of OPTIONS are reported by E004
         for finding in ask_broker(alias)
     ]
 
 
 def ask_broker(alias: str) -> list[Finding]:
-    """Return what a broker finds at its server."""
+    """Return the problems that a broker finds at its server."""
     try:
         with closing(conf.make_broker(alias)) as broker:
             set_owners(broker)
@@ -86,7 +87,7 @@ def ask_broker(alias: str) -> list[Finding]:
 
 
 def _sources() -> Iterator[str]:
-    """Yield the stable ids of the outboxes."""
+    """Yield the stable ids of the outboxes, without databases that cannot be reached or are not migrated."""
     for alias in database.outbox_databases():
         with suppress(DatabaseError, psycopg.Error):
             if source := read_identity(database.raw(alias)).source:

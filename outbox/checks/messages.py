@@ -26,15 +26,15 @@ def check_topics() -> Iterable[CheckMessage]:
     """
     E005: A message type has no topic.
 
-    Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.
+    Add `class Meta: topic = "..."` to it, or `abstract = True` if it is only the base of other types.
 
     E006: A message type's topic is not in `OUTBOX["TOPICS"]`.
 
-    Add the topic, or correct the name; the text has the most similar one.
+    Add the topic, or correct its name; the error names the most similar topic.
     """
     for kind in message_types().values():
         if not kind._meta.topic:
-            hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` where it is only the base of others.'
+            hint = 'Add `class Meta: topic = "..."` to it, or `abstract = True` if it is only the base of other types.'
             yield Error(f"Message type {_name(kind)} has no topic, so it cannot be published.", hint=hint, id="outbox.E005")
             continue
         try:
@@ -48,14 +48,14 @@ def check_topics() -> Iterable[CheckMessage]:
 @check()
 def check_keys() -> Iterable[CheckMessage]:
     """
-    E013: `Meta.key` or `Meta.mask` of a message type is not a field of it.
+    E013: `Meta.key` or `Meta.mask` of a message type does not name a field of the type.
 
-    Name a field; the key may also be a property of the class. Fields that `mask` does not name are shown to all users who may
-    view messages.
+    Name a field; the key may also be a property of the class. Fields that `mask` does not name are shown to all users who have
+    the permission to view messages.
 
     W014: A message type has no key, and its topic is of type fifo.
 
-    Order is kept by key. Set one in Meta, unless every call has `publish(..., key=...)`.
+    Order is kept per key. Set `key` in Meta, unless every call passes one: `publish(..., key=...)`.
     """
     for kind in message_types().values():
         key, topic = kind._meta.key, kind._meta.topic
@@ -75,7 +75,7 @@ def check_keys() -> Iterable[CheckMessage]:
                 )
         if not key and topic and _type_of(topic) is TopicType.FIFO:
             yield Caution(
-                f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order by key.",
+                f"Message type {_name(kind)} has no key, and its topic {topic!r} is of type fifo, which keeps order per key.",
                 hint='Add `key = "..."` to its class Meta. If each publish() has key=, silence this check.',
                 id="outbox.W014",
             )
@@ -97,13 +97,13 @@ def check_annotations() -> Iterable[CheckMessage]:
     """
     W060: A message type has an attribute without an annotation.
 
-    It is no field, so it is not in the body. Annotate it, with `ClassVar` if it is none; a name in capitals is taken for a
-    constant.
+    Such an attribute is no field, so the body does not contain it. Annotate it, with `ClassVar` if it should not be a field. A
+    name in capitals is taken for a constant and not reported.
     """
     return [
         Caution(
             f"Message type {_name(kind)} has the attribute {name!r} without an annotation, so it is no field of the body.",
-            hint=f"Write `{name}: {type(value).__name__} = {value!r}`, or `{name}: ClassVar = ...` if it is none.",
+            hint=f"Write `{name}: {type(value).__name__} = {value!r}`, or `{name}: ClassVar = ...` if it should be no field.",
             id="outbox.W060",
         )
         for kind in message_types().values()
@@ -119,8 +119,9 @@ def check_upgrades() -> Iterable[CheckMessage]:
     """
     E015: The upgrades of a message type do not lead to its version.
 
-    A body is upgraded step by step: each version from the oldest one up to the one before `Meta.version` needs an upgrade. The
-    version before the current one always does: its messages may wait in the database, at the broker or as dead letters.
+    A body is upgraded step by step: each version, from the oldest one with an upgrade up to the one before `Meta.version`, needs
+    an upgrade. The version before the current one always needs one, because its messages may wait in the database, at the broker
+    or as dead letters.
     """
     for kind in message_types().values():
         steps, version = kind._upgrades, kind._meta.version
@@ -171,7 +172,7 @@ def _problems_of_fields(kind: type[Message]) -> Iterator[CheckMessage]:
 
 
 def _annotated(kind: type[Message]) -> Collection[str]:
-    with suppress(NameError):  # from Python 3.14 on, they are evaluated here; E047 reports it
+    with suppress(NameError):  # since Python 3.14, annotations are evaluated only here; E047 reports the error
         return kind.__annotations__
     return ()
 

@@ -22,7 +22,7 @@ def check_settings() -> Iterable[CheckMessage]:
     """
     E001: `OUTBOX` has an unknown name or a wrong value.
 
-    The text names the setting, and the most similar known name. Durations are `timedelta`, and greater than zero.
+    The error names the setting, and the most similar known name. Durations are `timedelta`, and greater than zero.
     """
     try:
         conf.settings()
@@ -53,15 +53,15 @@ def check_brokers() -> Iterable[CheckMessage]:
 
     E004, W048: A broker reports a problem of its OPTIONS, or of a topic with these OPTIONS.
 
-    The hint is the broker's own; docs/reference/settings.md lists the options of each.
+    The hint comes from the broker; docs/reference/settings.md lists the options of each broker.
     """
     for alias, broker in known_settings().brokers.items():
         try:
             backend = conf.broker_class(alias)
         except ConfigurationError as error:
             names = sorted(name for name, topic in known_settings().topics.items() if topic.broker == alias)
-            its = f"Its topics are: {', '.join(names)}. " if names else ""
-            yield Error(error.message, hint=f"{its}{error.hint}".strip(), id="outbox.E003")
+            topics = f"Its topics are: {', '.join(names)}. " if names else ""
+            yield Error(error.message, hint=f"{topics}{error.hint}".strip(), id="outbox.E003")
             continue
         for problem in backend.check_settings(broker.options, conf.topics_of(alias)):
             problem.obj = f'OUTBOX["BROKERS"]["{alias}"]'
@@ -80,26 +80,26 @@ def check_topic_types() -> Iterable[CheckMessage]:
     Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.
     """
     for name, topic, broker in known_topics():
-        offered = {
+        support = {
             TopicType.FIFO: (broker.supports_order, "keeps no order"),
             TopicType.DELAY: (broker.supports_delay, "cannot delay messages"),
             TopicType.TRANSACTION: (HalfMessages.has(broker), "has no half messages"),
         }
-        is_offered, what = offered.get(topic.type or TopicType.NORMAL, (True, ""))
-        if is_offered:
+        is_supported, lack = support.get(topic.type or TopicType.NORMAL, (True, ""))
+        if is_supported:
             continue
-        text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {what}.'
+        text = f'OUTBOX["TOPICS"]["{name}"] is of type {topic.type}, and its broker {topic.broker!r} ({broker.__name__}) {lack}.'
         if topic.type is TopicType.TRANSACTION:
             yield Caution(text, hint='Its messages are sent in one phase. Set TYPE "normal", or remove TYPE.', id="outbox.W009")
         else:
             hint = "Set another type or another broker for the topic."
             if topic.type is TopicType.DELAY:
-                hint = "Remove TYPE: a message that is published with a delay waits in the outbox's table. Or use another broker."
+                hint = "Remove TYPE: then a message with a delay waits in the outbox's table. Or use another broker."
             yield Error(text, hint=hint, id="outbox.E008")
 
 
 def known_settings() -> conf.Settings:
-    """Return the settings; empty ones if they are wrong, which E001 reports."""
+    """Return the settings; if they are wrong, which E001 reports, return empty settings."""
     try:
         return conf.settings()
     except ConfigurationError:
@@ -107,7 +107,7 @@ def known_settings() -> conf.Settings:
 
 
 def known_topics() -> Iterator[tuple[str, conf.TopicSettings, type[Broker]]]:
-    """Yield the topics with their types filled in, without those whose broker E003 reports."""
+    """Yield topics by name with their resolved types and their brokers, except topics with a broker that E003 reports."""
     for name in known_settings().topics:
         with suppress(ConfigurationError):
             topic = conf.topic_settings(name)

@@ -1,8 +1,8 @@
 """
-`OUTBOX` of Django's settings as one typed, frozen object, read when it is used.
+`OUTBOX` of Django's settings as one typed, frozen object.
 
-`settings()` returns it. It is read again after the signal `setting_changed`, so that `override_settings` works. `conf.sections`
-has every setting with its type, default and unit.
+`settings()` reads it at the first use, and again after the signal `setting_changed`, so that `override_settings` works.
+`conf.sections` has every setting with its type, default and unit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.conf.sections import BrokerSettings, RelaySettings, Settings, TopicS
 from outbox.errors import ConfigurationError, UnknownTopic
 from outbox.message import TopicSpec, TopicType
 
-if TYPE_CHECKING:  # settings are read without importing any broker
+if TYPE_CHECKING:  # at run time, settings are read without importing a broker
     from outbox.brokers.base import Broker
 
 __all__ = [
@@ -55,11 +55,11 @@ RETRY_DELAYS = tuple(
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_caches: list[Callable[[], None]] = []  # clear those of `cached` functions
+_caches: list[Callable[[], None]] = []  # functions that clear the caches of `cached` functions
 
 
 def cached(function: F) -> F:
-    """Cache the results of a function of settings until `OUTBOX` changes, as `functools.cache` does for ever."""
+    """Cache the results of a function that reads settings, like `functools.cache`, but only until `OUTBOX` changes."""
     cached = cache(function)
     _caches.append(cached.cache_clear)
     return cast("F", cached)
@@ -71,15 +71,15 @@ def settings() -> Settings:
     Return the current settings.
 
     Raises:
-        ConfigurationError: as `read`, or two brokers have a topic of one name.
+        ConfigurationError: a name is unknown, a value is wrong, or two brokers have a topic of the same name.
     """
     section = _add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
     return _change(section) if _change else section
 
 
 def _add_reserved_topics(settings: Settings) -> Settings:
-    """Return the settings with the topics that exist with a broker, without an entry in TOPICS: `Broker.reserved_topics`."""
-    # A broker that carries topics of TOPICS is not imported for this: settings are read before Django's apps are ready.
+    """Return the settings with the topics that a broker has without an entry in TOPICS (`Broker.reserved_topics`)."""
+    # A broker that has entries in TOPICS is not imported here, because settings are read before Django's apps are ready.
     used = {topic.broker for topic in settings.topics.values()}
     added: dict[str, TopicSettings] = {}
     for alias, broker in settings.brokers.items():
@@ -87,8 +87,8 @@ def _add_reserved_topics(settings: Settings) -> Settings:
             other = added.get(name) or settings.topics.get(name)
             if other is not None:
                 raise ConfigurationError(
-                    f"Topic {name!r} is reserved for the broker {alias!r}, and OUTBOX gives it to {other.broker!r}.",
-                    hint="Keep one of the two brokers, or call the other topic by another name.",
+                    f"Topic {name!r} is reserved for the broker {alias!r}, but OUTBOX assigns it to {other.broker!r}.",
+                    hint="Keep one of the two brokers, or rename the other topic.",
                 )
             added[name] = TopicSettings(broker=alias)
     return replace(settings, topics=settings.topics | added) if added else settings
@@ -97,16 +97,16 @@ def _add_reserved_topics(settings: Settings) -> Settings:
 def _reserved_by(broker: BrokerSettings) -> tuple[str, ...]:
     try:
         names: tuple[str, ...] = getattr(import_string(broker.backend), "reserved_topics", ())
-    except ImportError:  # E003 says it
+    except ImportError:  # E003 reports it
         return ()
     return names
 
 
 def project() -> str:
     """
-    Return the name of this project: `OUTBOX["PROJECT"]`, or the package of WSGI_APPLICATION or ASGI_APPLICATION; else "".
+    Return the name of this project: `OUTBOX["PROJECT"]`, or the package of WSGI_APPLICATION or ASGI_APPLICATION, or "".
 
-    ROOT_URLCONF would not do: tests of many projects replace it.
+    The package of ROOT_URLCONF is not used, because the tests of many projects replace it.
     """
     application = getattr(django_settings, "WSGI_APPLICATION", None) or getattr(django_settings, "ASGI_APPLICATION", None)
     return settings().project or str(application or "").partition(".")[0]
@@ -115,7 +115,7 @@ def project() -> str:
 @cached
 def topic_settings(name: str) -> TopicSettings:
     """
-    Return one topic's settings, its type filled in.
+    Return the settings of a topic, with its type filled in.
 
     Raises:
         UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
@@ -163,7 +163,7 @@ def broker_class(alias: str) -> type[Broker]:
 
 
 def broker_has(alias: str, capability: str) -> bool:
-    """Return whether a broker has a capability, by the name of its class in `outbox.brokers.capabilities`."""
+    """Return whether a broker has a capability, which is named by its class in `outbox.brokers.capabilities`."""
     return bool(import_string(f"outbox.brokers.capabilities.{capability}").has(broker_class(alias)))
 
 
@@ -177,21 +177,21 @@ DEFAULTS = (None, "", "/", "default")
 
 
 def server(alias: str) -> str:
-    """Return the server of a broker by its options: `RabbitMQBroker with NODES rabbit-1, rabbit-2`; "" of an unknown alias."""
+    """Return a text that names a broker's server: `RabbitMQBroker with NODES rabbit-1, rabbit-2`; "" for an unknown alias."""
     broker = settings().brokers.get(alias)
     if broker is None:
         return ""
-    named = {name: broker.options.get(name) for name in SERVER_OPTIONS}
+    options = {name: broker.options.get(name) for name in SERVER_OPTIONS}
     parts = [
         f"{name} {', '.join(sorted(map(str, value))) if isinstance(value, list | tuple) else value}"
-        for name, value in named.items()
+        for name, value in options.items()
         if value not in DEFAULTS
     ]
     return f"{broker.backend.rpartition('.')[2]}{' with ' if parts else ''}{'; '.join(parts)}"
 
 
 def _how_to_import(path: str, error: ImportError) -> str:
-    """Return the sentence that says how a broker can be imported; the extra of ours is called as its folder is."""
+    """Return a sentence that says how a broker can be imported. A broker's extra is named like its folder."""
     missing = (error.name or "").partition(".")[0]
     if missing in ("", "outbox"):
         return f"Correct the path, which names a module and a class in it, such as {BrokerSettings().backend}."
@@ -200,11 +200,11 @@ def _how_to_import(path: str, error: ImportError) -> str:
     return f"Correct the path, or install {missing}."
 
 
-_groups_of: Callable[[str], Iterable[str]] | None = None  # until a consumer is registered
+_groups_of: Callable[[str], Iterable[str]] | None = None  # set when the first consumer is registered
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
-    """Register the function that names the consumer groups of a topic, for `topics_of`: a higher package knows them."""
+    """Register the function that returns the consumer groups of a topic. They are in `consuming`, which imports this package."""
     global _groups_of
     _groups_of = source
 
@@ -216,10 +216,10 @@ def topics_of(alias: str) -> list[TopicSpec]:
 
 def topic_spec(name: str) -> TopicSpec:
     """
-    Return a topic as its broker creates it. Where that has no half messages, type transaction becomes normal (W009).
+    Return a topic as its broker creates it. If the broker has no half messages, type transaction becomes normal (W009).
 
     Raises:
-        UnknownTopic: it is not in settings.
+        UnknownTopic: the topic is not in `OUTBOX["TOPICS"]`.
     """
     topic = topic_settings(name)
     kind = topic.type or TopicType.NORMAL
@@ -230,7 +230,7 @@ def topic_spec(name: str) -> TopicSpec:
 
 
 def make_broker(alias: str) -> Broker:
-    """Create a broker from settings. Each process and thread needs one of its own."""
+    """Create a broker from settings. A broker must not be shared between processes or threads."""
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
 
 
@@ -239,7 +239,7 @@ _change: Callable[[Settings], Settings] | None = None
 
 @contextmanager
 def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
-    """Pass all settings through a function inside the block, even where a test changes Django's settings meanwhile."""
+    """Pass all settings through a function inside the block, even if a test changes Django's settings meanwhile."""
     global _change
     before, _change = _change, change
     forget()
@@ -251,7 +251,7 @@ def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Drop the cached settings and what was made of them; they are read again at their next use."""
+    """Drop the cached settings and the cached results of functions of settings; they are read again at their next use."""
     for clear in _caches:
         clear()
 

@@ -10,26 +10,26 @@ import msgspec
 from outbox.message import TopicType
 from outbox.sections import Section
 
-SmallCount = Annotated[int, msgspec.Meta(ge=1, le=32_767)]  # as columns and protocols have it
+SmallCount = Annotated[int, msgspec.Meta(ge=1, le=32_767)]  # the range of smallint columns and of some protocols
 QueueName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 
-# The default of `backend` is the broker of a new project, which needs no server.
+# The default of `backend` is a broker that needs no server, so a new project needs no settings for it.
 
 
 class BrokerSettings(Section, frozen=True):
     """One entry of BROKERS."""
 
     backend: str = "outbox.embedded.EmbeddedBroker"  # dotted path of a Broker class
-    options: dict[str, Any] = {}  # of the broker class, which checks them
+    options: dict[str, Any] = {}  # options of the broker class, which validates them
 
 
 class TopicSettings(Section, frozen=True):
     """One entry of TOPICS."""
 
-    broker: str = "default"  # alias of the broker that carries it
-    type: TopicType | None = None  # default: transaction where the broker has half messages, else normal
-    queues: SmallCount = 4  # number of messages without a key that can be in delivery at the same time
+    broker: str = "default"  # alias of the broker that carries the topic's messages
+    type: TopicType | None = None  # default: transaction if the broker has half messages, otherwise normal
+    queues: SmallCount = 4  # number of messages without a key that can be in flight to consumers at the same time
     retention: timedelta = timedelta(days=7)  # how long the broker keeps messages
 
 
@@ -38,8 +38,8 @@ class RelaySettings(Section, frozen=True):
 
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=2000)] = 500  # messages of a topic in a claim; 4 times as many under load
     lease: timedelta = timedelta(seconds=30)  # how long a claim lasts; a relay that dies loses its claims at once
-    lanes: SmallCount = 16  # maximum number of relays at once in a database
-    sweep_age: timedelta = timedelta(seconds=10)  # a decided batch that old is committed again, where that is harmless
+    lanes: SmallCount = 16  # maximum number of simultaneous relays of a database
+    sweep_age: timedelta = timedelta(seconds=10)  # a decided batch of this age is committed again, if that makes no second copy
     task_time: timedelta = timedelta(seconds=30)  # maximum duration of a Celery task that relays
 
 
@@ -49,7 +49,7 @@ class ConsumerSettings(Section, frozen=True):
     batch_size: SmallCount = 32  # maximum number of messages received at once
     invisible: timedelta = timedelta(seconds=60)  # how long others do not see a received message; renewed while it is handled
     wait: timedelta = timedelta(seconds=1)  # how long one receive waits for messages
-    most_deferred: Annotated[int, msgspec.Meta(ge=1)] = 100_000  # waiting deferred messages of a topic; above, it is not received
+    most_deferred: Annotated[int, msgspec.Meta(ge=1)] = 100_000  # with more deferred messages that wait, a topic is not received
     dead_for: timedelta | None = None  # how long a dead letter is kept; None: until an operator acts
     settle: timedelta = timedelta(minutes=1)  # a number that is missing for longer is a gap
     task_time: timedelta = timedelta(seconds=30)  # maximum duration of a Celery task that consumes
@@ -58,9 +58,9 @@ class ConsumerSettings(Section, frozen=True):
 class CheckBackSettings(Section, frozen=True):
     """The check-back endpoint and its callers."""
 
-    url: str = ""  # URL of the endpoint that relays ask about half messages; "": they read the database themselves
+    url: str = ""  # URL of the endpoint that relays send check-backs to; "": relays read the database themselves
     secrets: list[str] = []  # each 32 bytes or more, in base64 after the prefix `whsec_`; the first one signs, all verify
-    lock_timeout: timedelta = timedelta(seconds=2)  # how long an answer waits for a lock; then it is UNKNOWN
+    lock_timeout: timedelta = timedelta(seconds=2)  # how long an answer waits for a lock; after that, the answer is UNKNOWN
     throttle: str = "600/s"  # rate of answers, as in REST framework; also for a number of seconds, such as "600/10s"
 
 
@@ -70,11 +70,11 @@ class Settings(Section, frozen=True):
     # Name of the project that the tables of the outbox belong to; "": the package of WSGI_APPLICATION or ASGI_APPLICATION.
     project: str = ""
     brokers: dict[str, BrokerSettings] = msgspec.field(default_factory=lambda: {"default": BrokerSettings()})  # by alias
-    topics: dict[str, TopicSettings] = {}  # by name; messages can be published to these only
+    topics: dict[str, TopicSettings] = {}  # by name; messages can be published only to these topics
     relay: RelaySettings = RelaySettings()  # below
     consumer: ConsumerSettings = ConsumerSettings()  # below
     check_back: CheckBackSettings = CheckBackSettings()  # below
-    direct_databases: dict[str, str] = {}  # alias behind a pooler -> alias that bypasses it, where a session is needed
+    direct_databases: dict[str, str] = {}  # alias behind a pooler -> alias that bypasses the pooler, for session locks and LISTEN
     pipeline: dict[str, Any] = {}  # read by the app `outbox.pipeline`
     celery_wakeup: bool = True  # whether each commit that publishes sends the Celery task `outbox.tasks.relay`
     celery_queue: QueueName = "outbox"  # Celery queue of the tasks that wake relays

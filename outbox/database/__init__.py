@@ -1,7 +1,7 @@
 """
-PostgreSQL beside the models: connections, advisory locks, partitions of messages, heartbeats.
+PostgreSQL apart from the models: connections, advisory locks, partitions of the message table, heartbeats.
 
-The names of `connections.py` are imported on first use, because jobs of the pipeline, which run without Django, import `locks`.
+The names of `connections.py` are imported on first use, because the pipeline's jobs import `locks` and run without Django.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         direct_alias,
         drop_if_lost,
         ensure_fit,
+        explain_direct,
         explain_migrate,
         explain_missing,
         explain_pooler,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         is_outbox_database,
         is_refusal,
         kept_cursor,
-        name_direct,
         outbox_apps,
         outbox_databases,
         outside_transactions,
@@ -47,6 +47,7 @@ __all__ = [
     "direct_alias",
     "drop_if_lost",
     "ensure_fit",
+    "explain_direct",
     "explain_migrate",
     "explain_missing",
     "explain_pooler",
@@ -55,7 +56,6 @@ __all__ = [
     "is_outbox_database",
     "is_refusal",
     "kept_cursor",
-    "name_direct",
     "outbox_apps",
     "outbox_databases",
     "outside_transactions",

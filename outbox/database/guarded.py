@@ -1,9 +1,9 @@
 """
-Guarded transactions: they are certainly committed when they return, because an answer or acknowledgement follows.
+Guarded transactions: if the block returns, the transaction is certainly committed, so an answer or acknowledgement can follow.
 
-An exception from outside of the database (a task's time limit, a signal handler) may be raised in the middle of Django's own
-COMMIT. The connection then stays in the transaction with autocommit off, and every later block, durable or not, silently commits
-nothing. So a guarded transaction checks the connection before it begins and after its end.
+An exception that does not come from the database (a task's time limit, a signal handler) may be raised in the middle of Django's
+own COMMIT. The connection then stays in the transaction with autocommit off, and every later block, durable or not, silently
+commits nothing. So a guarded transaction checks the connection before the transaction begins and after it has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _innermost: ContextVar[str | None] = ContextVar("outbox_innermost_transaction", 
 
 
 def innermost() -> str | None:
-    """Return the database of the innermost block of `as_innermost`; None outside of all."""
+    """Return the database of the innermost block of `as_innermost`; None outside of all such blocks."""
     return _innermost.get()
 
 
 @contextmanager
 def as_innermost(alias: str) -> Iterator[None]:
-    """Run a block in which messages go to a database by default: that of its transaction."""
+    """Make a database the default one for messages that are published in the block."""
     token = _innermost.set(alias)
     try:
         yield
@@ -39,8 +39,8 @@ def as_innermost(alias: str) -> Iterator[None]:
         _innermost.reset(token)
 
 
-# The number of open `atomic()` blocks; autocommit, None if Django's and psycopg's differ; the transaction's status; the number of
-# `on_commit()` hooks that wait although no transaction is open. The transaction around a test does not count.
+# The state of a Django connection: the number of open `atomic()` blocks; autocommit, or None if Django's and psycopg's differ;
+# the transaction's status; and the number of `on_commit()` hooks that are registered although no transaction is open.
 _ConnectionState = tuple[int, bool | None, TransactionStatus, int]
 
 
@@ -50,29 +50,29 @@ def _state_of(wrapper: BaseDatabaseWrapper) -> _ConnectionState:
     blocks = len(wrapper.atomic_blocks) if wrapper.in_atomic_block else 0
     autocommit = wrapper.autocommit if wrapper.connection.autocommit == wrapper.autocommit else None
     status = TransactionStatus(wrapper.connection.pgconn.transaction_status)
-    # Both states are correct in a test's transaction, since it begins with its first statement.
+    # psycopg begins a transaction with its first statement, so within blocks IDLE and INTRANS are both correct.
     status = IDLE if blocks and status is TransactionStatus.INTRANS else status
     return blocks, autocommit, status, 0 if blocks else len(wrapper.run_on_commit)
 
 
 def _clean_state(wrapper: BaseDatabaseWrapper) -> _ConnectionState:
-    """Return the state of a correct connection between two transactions."""
+    """Return the state that a correct connection has between two transactions."""
     return 0, wrapper.settings_dict["AUTOCOMMIT"], IDLE, 0
 
 
 @contextmanager
 def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
     """
-    Open a block like Django's `atomic()`: a savepoint within a transaction, else a guarded transaction.
+    Open a block like Django's `atomic()`: a savepoint within a transaction, otherwise a guarded transaction.
 
     Raises:
-        BrokenTransaction: as `guarded_transaction`, or the savepoint would be rolled back after an error that was caught; or
-            autocommit was off outside of every block, and the connection was closed.
+        BrokenTransaction: for the same reasons as in `guarded_transaction`; or the savepoint would be rolled back because an
+            error was caught inside it; or autocommit was off outside of every block, and the connection was closed.
         RuntimeError: a durable block is not the outermost one.
     """
     wrapper = connections[using]
     if _is_in_transaction(wrapper) or wrapper.vendor != "postgresql" or not wrapper.settings_dict["AUTOCOMMIT"]:
-        with _noting_set_rollback(wrapper), transaction.atomic(using=using, durable=durable):
+        with _record_set_rollback(wrapper), transaction.atomic(using=using, durable=durable):
             yield
             _refuse_marked(wrapper, "The transaction")
         return
@@ -84,14 +84,14 @@ def atomic(using: str, *, durable: bool = False) -> Iterator[None]:
 @contextmanager
 def guarded_transaction(alias: str) -> Iterator[None]:
     """
-    Open a transaction, never a savepoint, over Django's connection; it returns only if all of it was committed.
+    Open a transaction, never a savepoint, on Django's connection; the block returns only if all of it was committed.
 
-    The connection is left in its state before. One that was left in a broken state is closed first, which rolls its transaction
-    back.
+    Afterwards the connection has the same state as before. If earlier code left the connection in a broken state, it is closed
+    first, which rolls that code's transaction back.
 
     Raises:
-        BrokenTransaction: at the end of the block, the transaction is not committed, or this is unknown. The connection was
-            closed.
+        BrokenTransaction: at the end of the block, the transaction is not committed, or it is unknown whether it is. The
+            connection was closed.
         RuntimeError: a transaction is open already.
     """
     wrapper = connections[alias]
@@ -101,7 +101,7 @@ def guarded_transaction(alias: str) -> Iterator[None]:
         before = _state_of(wrapper)
     is_sound = False
     try:
-        with _noting_set_rollback(wrapper), transaction.atomic(using=alias, durable=True):
+        with _record_set_rollback(wrapper), transaction.atomic(using=alias, durable=True):
             yield
             require_alive(alias, "The transaction")
         is_sound = wrapper.connection is not None and _state_of(wrapper) == before
@@ -115,16 +115,17 @@ def guarded_transaction(alias: str) -> Iterator[None]:
 
 def require_alive(using: str, subject: str, *, has_begun: bool = False) -> None:
     """
-    Raise an error where COMMIT would silently be a rollback after an error that the caller caught.
+    Raise an error if COMMIT would silently be a rollback, because the caller has caught an error inside the transaction.
 
-    After a database error PostgreSQL commits nothing. Django rolls back, too, if the error left a method of a model or a manager,
-    or a block without a savepoint: it marks the transaction (`needs_rollback`), as `transaction.set_rollback(True)` does.
+    After a database error PostgreSQL commits nothing. Django rolls back, too, if an error passed through a method of a model or a
+    manager, or through a block without a savepoint: it marks the transaction (`needs_rollback`), as
+    `transaction.set_rollback(True)` does.
 
     Args:
-        has_begun: whether a statement was executed; without one, no transaction has begun.
+        has_begun: whether a statement was executed; without one, PostgreSQL has begun no transaction.
 
     Raises:
-        BrokenTransaction: the end of the transaction would roll back, and the caller has not asked for that.
+        BrokenTransaction: the transaction would be rolled back at its end, and the caller has not requested that.
     """
     wrapper = connections[using]
     _refuse_marked(wrapper, subject)
@@ -141,26 +142,30 @@ def _broken(subject: str) -> BrokenTransaction:
     )
 
 
-_ASKED = "_outbox_rollback_is_asked"
+# An attribute of Django's connection: whether the caller has requested the rollback by `transaction.set_rollback(True)`.
+_REQUESTED = "_outbox_rollback_is_requested"
 
 
 def _refuse_marked(wrapper: BaseDatabaseWrapper, subject: str) -> None:
-    """Raise BrokenTransaction if Django has marked the transaction for rollback, and the caller has not asked for it."""
-    if wrapper.needs_rollback and not vars(wrapper).get(_ASKED):
+    """Raise BrokenTransaction if Django has marked the transaction for rollback, and the caller has not requested that."""
+    if wrapper.needs_rollback and not vars(wrapper).get(_REQUESTED):
         raise _broken(subject) from vars(wrapper).get("rollback_exc")
 
 
 @contextmanager
-def _noting_set_rollback(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
-    """Note calls of `transaction.set_rollback()` in a block, to tell them from the marks that Django sets after an error."""
+def _record_set_rollback(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Record calls of `transaction.set_rollback()` in the block, to tell them from the marks that Django sets after an error."""
     attributes = vars(wrapper)
-    set_rollback, before = wrapper.set_rollback, {name: attributes.pop(name, None) for name in ("set_rollback", _ASKED)}
+    set_rollback, before = (
+        wrapper.set_rollback,
+        {name: attributes.pop(name, None) for name in ("set_rollback", _REQUESTED)},
+    )
 
-    def note(rollback: bool) -> None:
-        attributes[_ASKED] = rollback
+    def record_and_set(rollback: bool) -> None:
+        attributes[_REQUESTED] = rollback
         set_rollback(rollback)
 
-    attributes |= {"set_rollback": note, "rollback_exc": None}  # the error may be of an earlier transaction
+    attributes |= {"set_rollback": record_and_set, "rollback_exc": None}  # the error may come from an earlier transaction
     try:
         yield
     finally:
@@ -174,8 +179,9 @@ def refuse_manual(using: str) -> None:
     """
     Raise an error if autocommit is off outside of every block, and close the connection.
 
-    An exception in the middle of Django's COMMIT leaves it off, and so does code that manages transactions itself. The two cannot
-    be told apart: to continue would commit nothing, or what that code may want to roll back.
+    An exception in the middle of Django's COMMIT leaves autocommit off, and so does code that manages transactions itself. The
+    two cases cannot be told apart. To continue would commit nothing in the first case, and in the second case possibly work that
+    the other code wants to roll back.
 
     Raises:
         BrokenTransaction: autocommit is off.
@@ -186,20 +192,20 @@ def refuse_manual(using: str) -> None:
     if not _is_in_transaction(wrapper) and not wrapper.connection.autocommit:
         _close(wrapper)
         raise BrokenTransaction(
-            f"Autocommit of database {using!r} was off outside of atomic(): by set_autocommit(False), or by an exception in "
-            "the middle of a commit. The connection was closed, and uncommitted work is rolled back. Try again without "
+            f"Autocommit of database {using!r} was off outside of atomic(), because of set_autocommit(False) or of an exception "
+            "in the middle of a commit. The connection was closed, and uncommitted work is rolled back. Try again without "
             "set_autocommit()."
         )
 
 
 def is_in_callers_transaction(using: str) -> bool:
-    """Return whether a transaction is open; the one that Django's TestCase opens around a test does not count."""
+    """Return whether a transaction is open, apart from the one that Django's TestCase opens around a test."""
     wrapper = connections[using]
     return wrapper.in_atomic_block and any(not block._from_testcase for block in wrapper.atomic_blocks)  # type: ignore[attr-defined]
 
 
 def close_broken(using: str) -> bool:
-    """Close Django's connection if it was left in a transaction outside of every block; return whether it was."""
+    """Close Django's connection if it is in a transaction although no block is open; return whether it was."""
     wrapper = connections[using]
     if wrapper.vendor != "postgresql" or _is_in_transaction(wrapper) or _state_of(wrapper) == _clean_state(wrapper):
         return False
@@ -224,5 +230,5 @@ def _close(wrapper: BaseDatabaseWrapper) -> None:
     finally:
         wrapper.connection = None
         wrapper.in_atomic_block = wrapper.closed_in_transaction = wrapper.needs_rollback = False
-        for left in (wrapper.atomic_blocks, wrapper.savepoint_ids, wrapper.run_on_commit):
-            left.clear()
+        for leftovers in (wrapper.atomic_blocks, wrapper.savepoint_ids, wrapper.run_on_commit):
+            leftovers.clear()

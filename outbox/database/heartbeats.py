@@ -16,15 +16,16 @@ from outbox import conf
 from outbox.database import Connection
 from outbox.logs import cut, storable
 
-BEAT_SECONDS = 2.0  # the interval, except for relays, which send one each second
-SILENT_AFTER = timedelta(seconds=8)  # without a heartbeat: the process was killed, is frozen, or busy for that long
-SWEEP = "sweep"  # the kind of heartbeats that relays of Celery's beat send
-WAKEUP = "wakeup"  # that of workers of Celery which took a wakeup, and did not relay because other relays hold all lanes
-BY_CELERY = "celery"  # the note of a process that sends heartbeats only during a task
+BEAT_SECONDS = 2.0  # the interval; relays send a heartbeat each second
+SILENT_AFTER = timedelta(seconds=8)  # a process without heartbeats for longer was killed, is frozen, or is too busy
+SWEEP = "sweep"  # the kind of heartbeats of the sweep that Celery's beat starts
+WAKEUP = "wakeup"  # the kind of heartbeats of Celery workers that took a wakeup and did not relay, since others hold all lanes
+BY_CELERY = "celery"  # the `note` of a process that sends heartbeats only during a task
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/subscriptions.py reads the subscriptions of past consumers
 
-# Containers on one network may have the same host name and process id; a new process deletes the old row of its predecessor.
+# A process deletes rows with its own host name and process id that are of an earlier process: a restarted container may have both
+# of its predecessor. A row with a recent heartbeat stays, because containers on one network may share both.
 FORGET_BEFORE = """
 WITH before AS (
     DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
@@ -44,7 +45,7 @@ SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subs
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
 
-# The newest row counts: a host may run several processes, and killed ones leave rows behind.
+# The newest row counts, because a host may run several processes, and killed processes leave rows behind.
 SILENCE = """
 SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
 """
@@ -57,13 +58,13 @@ WHERE beat_at < clock_timestamp() - CASE WHEN kind = 'consumer' THEN greatest(%(
 
 class Handling(msgspec.Struct, frozen=True):
     """
-    A handler of a consumer that is running.
+    A running handler of a consumer.
 
     Args:
-        message_id: the message that it handles, or the first one of several.
-        handler: the name of its function.
-        seconds: for how long it has been running.
-        limit_seconds: its time limit.
+        message_id: the id of the message that is handled, or of the first of several.
+        handler: the name of the handler's function.
+        seconds: for how long the handler has been running.
+        limit_seconds: the handler's time limit.
     """
 
     topic: str
@@ -75,17 +76,17 @@ class Handling(msgspec.Struct, frozen=True):
 
 def instance() -> str:
     """Return a name that is unique to this process."""
-    return f"{os.getpid()}-{_started}"
+    return f"{os.getpid()}-{_random_id}"
 
 
-def _begin() -> None:
-    global _started
-    _started = uuid.uuid4().hex[:12]
+def _draw_random_id() -> None:
+    global _random_id
+    _random_id = uuid.uuid4().hex[:12]
 
 
-_started = ""
-_begin()
-os.register_at_fork(after_in_child=_begin)
+_random_id = ""
+_draw_random_id()
+os.register_at_fork(after_in_child=_draw_random_id)
 
 
 def beat(
@@ -104,18 +105,18 @@ def beat(
     inserts_only: bool = False,
 ) -> None:
     """
-    Send a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
+    Write a heartbeat of this process, as a relay, consumer or checker (`kind`) of a broker and a consumer group.
 
     Args:
-        note: what hosts it, for operators to read.
-        subscriptions: the subscriptions of a consumer: `consuming/subscriptions.py`.
+        note: a text for operators about the program that hosts the relay, consumer or checker.
+        subscriptions: the subscriptions of a consumer, in the format of `consuming/subscriptions.py`.
         refusals: the topics that a consumer cannot receive from, each with the reason.
-        inserts_only: leave the row of a predecessor, for a process that may lack permissions.
+        errors: the last errors of loops of this process, as `loop_errors.read` returns them.
         handling: the handler of a consumer that has been running for the longest time.
-        errors: the last errors of loops of this process: `loop_errors.py`.
+        inserts_only: keep the rows of earlier processes, for a process that may lack the permission to delete.
     """
-    who = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
-    what = {
+    identity = {"kind": kind, "host": socket.gethostname(), "pid": os.getpid(), "instance": instance()}
+    state = {
         "broker": broker,
         "server": conf.server(broker),
         "group": consumer_group,
@@ -124,23 +125,23 @@ def beat(
         "note": note,
         "subscriptions": list(subscriptions),
     }
-    said = {"refusals": refusals or {}, "errors": errors or {}}
-    texts = {name: Jsonb({key: cut(storable(text)) for key, text in texts_of.items()}) for name, texts_of in said.items()}
+    problems = {"refusals": refusals or {}, "errors": errors or {}}
+    texts = {name: Jsonb({key: cut(storable(text)) for key, text in texts_of.items()}) for name, texts_of in problems.items()}
     work = {"handling": Jsonb(asdict(handling) if handling else {})}
-    connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, who | what | texts | work)
+    connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, identity | state | texts | work)
 
 
 def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
-    """Delete the row of this process, which ends normally."""
+    """Delete the heartbeat of this process, because the process ends normally."""
     connection.execute(LEAVE, [kind, instance(), broker, consumer_group])
 
 
 def silence(connection: Connection, kind: str) -> float | None:
-    """Return the seconds since the last heartbeat of a process of that kind on this host; None: no process has a row."""
+    """Return the seconds since the last heartbeat of a process of that kind on this host; None if no process has a row."""
     row = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
     return row[0] if row else None
 
 
 def forget_stale(connection: Connection) -> int:
-    """Delete the rows of processes that have been silent for long; return how many."""
+    """Delete rows whose last heartbeat is older than five minutes, for consumers an hour; return how many."""
     return connection.execute(FORGET_STALE, {"after": STALE_AFTER, "of_consumers": CONSUMER_STALE_AFTER}).rowcount

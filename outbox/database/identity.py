@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 READ = "SELECT id, project FROM outbox_source"
 
-# A row that is gone gets a new id. The first project that migrates is noted; afterwards only an operator changes it.
+# If the row is missing, a new one gets a new id. The first project that migrates is recorded; afterwards only an operator changes
+# the project.
 ADOPT = """
 INSERT INTO outbox_source (id, project) VALUES ('urn:uuid:' || gen_random_uuid(), %s)
 ON CONFLICT (is_only) DO UPDATE SET project = excluded.project WHERE outbox_source.project = ''
@@ -26,15 +27,15 @@ class Identity(NamedTuple):
     The identity of a database's outbox.
 
     Args:
-        source: its stable id: `ce-source` of its messages, part of its tokens, and the owner of its consumer groups.
-        project: the project that it belongs to; "" where that is not known.
+        source: the stable id: `ce-source` of the messages, part of their tokens, and the owner of the consumer groups.
+        project: the project that the outbox belongs to; "" if that is not known.
     """
 
     source: str
     project: str
 
 
-# The server and, in it, the database; and the timeline, which grows when a replica is promoted or a backup restored.
+# An id of the server and of the database in it; and the timeline, which grows when a replica is promoted or a backup is restored.
 READ_SERVER = """
 SELECT system_identifier || '/' || (SELECT oid FROM pg_database WHERE datname = current_database()), timeline_id
 FROM pg_control_system(), pg_control_checkpoint()
@@ -43,20 +44,20 @@ FROM pg_control_system(), pg_control_checkpoint()
 
 def read_server(connection: Connection) -> tuple[str, int]:
     """
-    Return what tells a connection's database from a copy of it; ("", 0) where the server does not tell.
+    Return values that tell a connection's database from a copy of it; ("", 0) if the server does not offer them.
 
     Returns:
-        The system identifier of its server with its id there, and the server's timeline.
+        The server's system identifier with the database's id on this server, and the server's timeline.
     """
     try:
         with connection.transaction():
             return connection.execute(READ_SERVER).fetchone() or ("", 0)
-    except (psycopg.ProgrammingError, psycopg.NotSupportedError):  # of a service that lacks or forbids these functions
+    except (psycopg.ProgrammingError, psycopg.NotSupportedError):  # some hosted services lack or forbid these functions
         return "", 0
 
 
 def read_identity(connection: Connection) -> Identity:
-    """Return the identity of the outbox that a connection sees; of empty strings where its row is missing."""
+    """Return the identity of the outbox that a connection sees; two empty strings if its row is missing."""
     return Identity(*(connection.execute(READ).fetchone() or ("", "")))
 
 
@@ -65,7 +66,7 @@ def require_identity(connection: Connection) -> Identity:
     Return the identity of the outbox that a connection sees.
 
     Raises:
-        NotMigrated: its row is missing.
+        NotMigrated: the row with the identity is missing.
     """
     if not (identity := read_identity(connection)).source:
         raise no_identity(connection)
@@ -73,7 +74,7 @@ def require_identity(connection: Connection) -> Identity:
 
 
 def no_identity(connection: Connection) -> NotMigrated:
-    """Return the error that the row with the identity is missing."""
+    """Return the error for a missing row of the identity."""
     return NotMigrated(
         f"The table outbox_source in database {connection.info.dbname!r} is empty, so its outbox has no id.",
         hint="Run manage.py migrate, with --database unless it is the default one: it writes a new id.",
@@ -81,12 +82,12 @@ def no_identity(connection: Connection) -> NotMigrated:
 
 
 def adopt(connection: Connection) -> None:
-    """Note this project as the one that the tables belong to, unless one is noted; write the row where it is missing."""
+    """Record that the tables belong to this project, unless a project is recorded; insert the row with an id if it is missing."""
     connection.execute(ADOPT, [conf.project()])
 
 
 def problem_of_project(alias: str, identity: Identity) -> tuple[str, str] | None:
-    """Return which other project a database's tables belong to, and what to do; None where they are this project's."""
+    """Return a text that names the other project which the tables belong to, and a remedy; None if they are this project's."""
     owner, ours = identity.project, conf.project()
     if not owner or not ours or owner == ours:
         return None
@@ -102,8 +103,8 @@ def require_own_tables(alias: str, connection: Connection) -> None:
     Raise unless the tables of the outbox have an id, and belong to this project or to none.
 
     Raises:
-        NotMigrated: they have no id.
-        OtherProject: they belong to another project.
+        NotMigrated: the tables have no id.
+        OtherProject: the tables belong to another project.
     """
     if problem := problem_of_project(alias, require_identity(connection)):
         raise OtherProject(*problem)

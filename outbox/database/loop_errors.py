@@ -1,8 +1,9 @@
 """
-The last errors of the loops of this process, for its heartbeats, which status, metrics and the overview read.
+The last errors of this process's loops, which repeat work such as the maintenance. Heartbeats carry them to `status`, metrics and
+the overview.
 
-A loop is noted with the error of its last step, and cleared by a step that succeeds. An outage of the database is not noted: it
-keeps heartbeats away, too. Neither is a conflict, such as a deadlock, which the next step resolves.
+An error of a loop's step is recorded, and cleared by a step that succeeds. An outage of the database is not recorded, because no
+heartbeat can be written then either. Neither is a conflict, such as a deadlock, which the next step resolves.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import psycopg
 from outbox.database.connections import is_refusal
 from outbox.errors import LaneNotHeld, NotMigrated
 
-# Each loop tries again within a minute after an error, and notes one that lasts. Older ones are forgotten: another process may
-# have succeeded since, or there was nothing to do.
+# Each loop tries again within a minute after an error, and so records an error that lasts again. Older records are ignored:
+# another process may have succeeded since, or there was nothing to do.
 FORGET_SECONDS = 180.0
 
-# The heartbeats of consumers and checkers carry the errors of these loops only, those of relays all others.
+# The heartbeats of consumers and checkers carry only the errors of these loops, and heartbeats of relays all other errors.
 OF_CONSUMERS, OF_CHECKERS = {"consumer", "search for gaps"}, {"checker"}
 
 
 class Loop(NamedTuple):
     """
-    Identifies a loop. The heartbeats of its database, broker and group carry its error; "" stands for all of them.
+    Identifies a loop. Heartbeats of its database, broker and group carry its error; "" stands for all databases, brokers, groups.
 
     Args:
-        name: the kind of work; of a process that does nothing else, the kind of its heartbeat.
-        thread: tells the threads that do the same apart.
+        name: the kind of work; for a process that does nothing else, the kind of its heartbeat.
+        thread: distinguishes threads that do the same work.
     """
 
     name: str
@@ -43,15 +44,15 @@ class Loop(NamedTuple):
 
 
 _lock = threading.Lock()
-_errors: dict[Loop, tuple[str, float]] = {}  # the error, and when it came
+_errors: dict[Loop, tuple[str, float]] = {}  # the error's text, and the monotonic time at which it was recorded
 
 
 def note(loop: Loop, error: Exception, text: str = "") -> bool:
     """
-    Note what ended the last step of a loop, unless it passes by itself; return whether it was noted.
+    Record the error that ended the last step of a loop, unless it passes by itself; return whether it was recorded.
 
     Args:
-        text: for operators, by default the first line of the error.
+        text: a text for operators, by default the first line of the error.
     """
     if passes_by_itself(error):
         return False
@@ -63,7 +64,7 @@ def note(loop: Loop, error: Exception, text: str = "") -> bool:
 
 @contextmanager
 def noting(loop: Loop) -> Iterator[None]:
-    """Do a step of a loop in the block: note its error, which is raised, and clear the last one where it succeeds."""
+    """Run a step of a loop in the block. If it raises, the error is recorded and raised; otherwise the last one is cleared."""
     try:
         yield
     except Exception as error:
@@ -73,7 +74,7 @@ def noting(loop: Loop) -> Iterator[None]:
 
 
 def clear(loop: Loop) -> bool:
-    """Forget the error of a loop, whose last step succeeded, or which has ended; return whether it had one."""
+    """Remove the error of a loop whose last step succeeded, or which has ended; return whether there was one."""
     if not _errors:  # fast path
         return False
     with _lock:
@@ -83,21 +84,25 @@ def clear(loop: Loop) -> bool:
 def read(kind: str, database: str, broker: str, group: str = "") -> dict[str, str]:
     """Return the errors for the heartbeat of a relay, consumer or checker (`kind`), by the name of their loop."""
     with _lock:
-        noted = list(_errors.items())
-    own = {"consumer": OF_CONSUMERS, "checker": OF_CHECKERS}.get(kind)
+        records = list(_errors.items())
+    names = {"consumer": OF_CONSUMERS, "checker": OF_CHECKERS}.get(kind)
     return {
         loop.name: text
-        for loop, (text, noted_at) in noted
-        if (loop.name in own if own else loop.name not in OF_CONSUMERS | OF_CHECKERS)
+        for loop, (text, recorded_at) in records
+        if (loop.name in names if names else loop.name not in OF_CONSUMERS | OF_CHECKERS)
         and loop.database in ("", database)
         and loop.broker in ("", broker)
         and loop.group in ("", group)
-        and time.monotonic() - noted_at < FORGET_SECONDS
+        and time.monotonic() - recorded_at < FORGET_SECONDS
     }
 
 
 def passes_by_itself(error: BaseException) -> bool:
-    """Return whether the next step may succeed uncorrected: the database is away, not migrated yet, or had a conflict."""
+    """
+    Return whether the next step may succeed without a correction.
+
+    It may if the database is unreachable or not migrated yet, if another process held the lane, or after a conflict.
+    """
     if isinstance(error, NotMigrated | LaneNotHeld):
         return True
     cause = error if isinstance(error, psycopg.Error) else error.__cause__  # Django's error has psycopg's as its cause

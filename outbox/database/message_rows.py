@@ -1,11 +1,11 @@
 """
-The INSERTs of message rows. No other code writes one, and none changes one: a row is written once, and dropped with its day.
-(`database/partitions.py` moves rows that were written before their day had its partition.)
+All INSERTs of message rows. A row is written once, never changed, and dropped with its daily partition. (`database/partitions.py`
+moves rows that were written before their day had a partition.)
 
-- `INSERT_WAITING`, `INSERT_DELAYED`, `INSERT_MANY`: by publish, in the caller's transaction.
-- `INSERT_ROW`: half first, with the decided batch (`batches/half_first.py`).
-- `INSERT_TOMBSTONE`: by a check-back, in the place of a row that is not there.
-- `INSERT_COPY`: a dead message that an operator has sent again, after its day was dropped.
+- `INSERT_WAITING`, `INSERT_DELAYED`, `INSERT_MANY`: `publish()` and its like write messages in the caller's transaction.
+- `INSERT_ROW`: `batches/half_first.py` writes a message that went half first together with its decided batch.
+- `INSERT_TOMBSTONE`: a check-back writes a tombstone if there is no row, which keeps the transaction of the row from committing.
+- `INSERT_COPY`: an operator sends a dead message again after its daily partition was dropped.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _INTO = "INSERT INTO outbox_message (id, topic_id, key, headers, about, body)"
 
 INSERT_ROW = f"{_INTO} VALUES (%s, %s, %s, %s, %s, %s)"
 
-# The message row and its ticket; wakes the relay that is on call for the topic's broker. Both take their values from here: a
-# ticket that selected them from the message row would cost a third more.
+# Insert the message row and its ticket, and wake an idle relay of the topic's broker. The ticket's values are passed again,
+# because selecting them from the message row would cost a third more.
 INSERT_WAITING = f"""
 WITH m AS ({INSERT_ROW})
 INSERT INTO outbox_ticket (message_id, topic_id, order_key) VALUES (%s, %s, %s)
 RETURNING (SELECT pg_notify('outbox', %s) FROM outbox_wakeup WHERE broker = %s AND {HAS_ROOM})
 """
 
-# The message row, and when it is due; the relay gives it its ticket then.
+# Insert the message row and the time at which it is due; the relay inserts the ticket at that time.
 INSERT_DELAYED = f"""
 WITH m AS ({INSERT_ROW})
 INSERT INTO outbox_delayed (message_id, topic_id, due_at) VALUES (%s, %s, clock_timestamp() + %s)
 """
 
-# The same for many messages, tickets in the order given.
+# Insert many messages, waiting and delayed ones; tickets are inserted in the order given.
 INSERT_MANY = f"""
 WITH g AS (
     SELECT * FROM unnest(
@@ -51,7 +51,8 @@ RETURNING (
     JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker) WHERE {HAS_ROOM})
 """
 
-# Waits for an open transaction that has written the message row. The first 48 bits of an id are its time in milliseconds.
+# If an unfinished transaction has written the message row, this waits for its end. `is_kept`: whether messages are still stored
+# whose ids have that time (the first 48 bits, in milliseconds); for another time, no tombstone is written.
 INSERT_TOMBSTONE = """
 WITH asked AS (
     SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')

@@ -1,8 +1,8 @@
 """
-A connection with settings of its own, even behind a pooler in transaction mode.
+A connection whose PostgreSQL settings apply to all its statements, even behind a pooler in transaction mode.
 
-Behind such a pooler, a connection has a backend for one transaction only; then another client uses it. So settings are made for
-each transaction, and no statement is prepared, so that nothing stays on the backend.
+Behind such a pooler, a connection has a backend for one transaction only; then another client uses it. So the settings are set
+anew in each transaction, and no statement is prepared, so that nothing stays on the backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Row = TypeVar("Row", covariant=True)
 
 SET_LOCAL = "SELECT set_config(name, setting, true) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)"
 
-# Sets nothing if the backend's pid differs from that of the login: a pooler has no backend yet at login, and invents a pid.
+# This sets nothing if the backend's pid differs from the one that the login reported: a pooler has no backend yet at login, and
+# invents a pid.
 SET_IF_DIRECT = """
 SELECT count(set_config(name, setting, false)) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)
 WHERE pg_backend_pid() = %s
@@ -37,14 +38,14 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
     is_pooled = False
     _names: list[str] = []
     _settings: list[str] = []
-    _prepare_threshold: int | None = None  # for a session of its own
+    _prepare_threshold: int | None = None  # psycopg's, while `prepare_threshold` is None behind a pooler
 
     def set_up(self, settings: Mapping[str, str], *, prepares_pooled: bool) -> None:
         """
-        Make settings that hold for all statements.
+        Apply settings to all statements of this connection.
 
         Args:
-            settings: at least one, with values for `set_config()`.
+            settings: at least one; values are for `set_config()`.
             prepares_pooled: whether to prepare statements behind a pooler, too.
         """
         self._names, self._settings = list(settings), list(settings.values())
@@ -56,23 +57,26 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
             if not prepares_pooled:
                 self.prepare_threshold = None
 
-    def keeps_session(self, other: OwnConnection) -> bool:
+    def has_stable_backend(self, other: OwnConnection) -> bool:
         """
         Return whether this connection keeps its backend between transactions.
 
         Args:
-            other: a second connection, opened in the same way, which takes backends that become free.
+            other: a second connection, opened in the same way. Behind a pooler in transaction mode, it gets backends that this
+                connection has freed.
         """
-        mine: set[tuple[Any, ...] | None] = set()
-        for count in range(1, SAMPLES + 1):  # of varying length, since a pooler may hand out its backends in turn
-            mine.add(self.execute(BACKEND).fetchone())
+        own_backends: set[tuple[Any, ...] | None] = set()
+        # The number of statements on `other` grows with each sample. With a fixed number, a pooler that hands out its backends in
+        # turn could give this connection the same one each time.
+        for count in range(1, SAMPLES + 1):
+            own_backends.add(self.execute(BACKEND).fetchone())
             others = {other.execute(BACKEND).fetchone() for _ in range(count)}
-            if len(mine) > 1 or mine & others:
+            if len(own_backends) > 1 or own_backends & others:
                 return False
         return True
 
-    def keep_session(self) -> None:
-        """Use the session as this connection's own, as a pooler in session mode allows."""
+    def use_as_session(self) -> None:
+        """Apply the settings once to the whole session, because the pooler is in session mode and does not share it."""
         if self.is_pooled:
             self.is_pooled = False
             self.cursor_factory = psycopg.Cursor
@@ -81,7 +85,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[psycopg.Transaction]:
-        """Open a transaction, or a savepoint within one, with the settings of this connection."""
+        """Open a transaction, or a savepoint within one; a transaction behind a pooler gets the settings of this connection."""
         is_outermost = self.info.transaction_status is TransactionStatus.IDLE
         with super().transaction(savepoint_name, force_rollback) as opened:
             if self.is_pooled and is_outermost:
@@ -90,7 +94,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 class _PooledCursor(psycopg.Cursor[Row]):
-    """A cursor that opens a transaction for each statement outside of one, because settings hold for one transaction."""
+    """A cursor that runs each statement in a transaction, because behind a pooler the settings apply to one transaction."""
 
     def execute(self, *args: Any, **options: Any) -> Self:
         if self.connection.info.transaction_status is not TransactionStatus.IDLE:

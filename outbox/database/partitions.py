@@ -1,8 +1,8 @@
 """
-Partitions of the message table: one per UTC day, by the time in the first 48 bits of the ids (uuid7).
+Daily partitions of the message table: one per UTC day, by the time in the first 48 bits of the ids (uuid7).
 
-Partitions are created ahead, so that publishers never wait for one. A message of a day without a partition goes to the DEFAULT
-partition, and `make_days` moves it later.
+Partitions are created in advance, so that publishers never wait for one. A message of a day without a partition (a stray) goes
+to the DEFAULT partition, and `make_days` moves it later.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-DAYS_AHEAD = 7  # partitions created in advance; maintenance may be interrupted that long
+DAYS_AHEAD = 7  # the number of partitions created in advance, and so the days for which maintenance may be interrupted
 
 PATIENCE = timedelta(seconds=10)
 
-# CheckViolation: a row of the day reached DEFAULT after it was checked.
+# CheckViolation: a row of the day was written to DEFAULT after DEFAULT was searched for rows of that day.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
 
-# Other transactions queue behind a lock that waits.
+# The wait for a lock is short, because other transactions queue behind a statement that waits for one.
 WAIT_BRIEFLY = "SET LOCAL lock_timeout = '100ms'"
 
-# Only the owner of a table, or a member of that role, may attach partitions to it and drop them; creating one needs CREATE, too.
+# Only the table's owner, or a member of that role, may attach and drop partitions; creating one also needs CREATE on the schema.
 RIGHTS = """
 SELECT pg_has_role(c.relowner, 'USAGE'),
     pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE'),
@@ -50,8 +50,8 @@ WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_
 """
 
 
-# The CHECK constraint spares ATTACH a scan. CREATE .. PARTITION OF would block all publishers while it waits for an open
-# transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
+# With the CHECK constraint, ATTACH does not scan the new partition. CREATE .. PARTITION OF would block all publishers while it
+# waits for an open transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
 CREATE_DAY = (
     "CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
     "ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end})",
@@ -61,7 +61,7 @@ ATTACH_DAY = (
     "ALTER TABLE {day} DROP CONSTRAINT is_of_its_day",
 )
 
-# No row may be written into DEFAULT while its rows of this day are moved.
+# No row must be written into DEFAULT while the rows of a day are moved out of it.
 LOCK_MESSAGES = "LOCK TABLE outbox_message IN ACCESS EXCLUSIVE MODE"
 MOVE_STRAYS = """
 WITH stray AS (DELETE FROM outbox_message_default WHERE id >= {first} AND id < {end} RETURNING *)
@@ -76,7 +76,7 @@ FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id L
 
 
 class Rights(NamedTuple):
-    """Whether a connection's role may drop and create partitions, the role that owns them, and its own."""
+    """Whether a connection's role may drop and create partitions; the `owner` of the message table; the connection's `role`."""
 
     may_drop: bool
     may_create: bool
@@ -85,14 +85,14 @@ class Rights(NamedTuple):
 
 
 def rights(connection: Connection) -> Rights:
-    """Return what a connection may do with the partitions."""
+    """Return whether a connection's role may drop and create partitions."""
     [row] = connection.execute(RIGHTS).fetchall()
     return Rights(*row)
 
 
-def lacks_tomorrow(found: Collection[date]) -> bool:
-    """Return whether tomorrow has no partition, which means that no maintenance runs."""
-    return day_at(datetime.now(UTC)) + timedelta(days=1) not in found
+def lacks_tomorrow(existing: Collection[date]) -> bool:
+    """Return whether tomorrow has no partition, which means that no maintenance runs. `existing`: the days that have one."""
+    return day_at(datetime.now(UTC)) + timedelta(days=1) not in existing
 
 
 def table_of(day: date) -> str:
@@ -110,7 +110,7 @@ def make_days(using: str, *, today: date | None = None) -> list[date]:
     """
     Create the partitions of today and the coming days, and move rows out of the DEFAULT partition.
 
-    A partition that cannot get its lock within `PATIENCE` is left for the next call, with a warning.
+    If a lock is not available within `PATIENCE`, the partition is left for the next call, and a warning is logged.
 
     Returns:
         The days whose partitions were created.
@@ -122,7 +122,7 @@ def make_days(using: str, *, today: date | None = None) -> list[date]:
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
-        if strays and existing:  # none: a migration has published, before there could be a day
+        if strays and existing:  # if there is no partition yet, a migration has published before the first one could be created
             _send_alert(using, strays)
         return [day for day in wanted if make_day(connection, day)]
 
@@ -132,7 +132,11 @@ def make_day(connection: Connection, day: date) -> bool:
     try:
         return with_short_locks(connection, lambda: _make_day(connection, day))
     except RETRIED:
-        logger.warning("%s could not be created in %s: open transactions use the messages.", table_of(day), PATIENCE)
+        logger.warning(
+            "The partition %s could not be created within %s, because open transactions use the message table. The next run of "
+            "the maintenance tries again.",
+            *(table_of(day), PATIENCE),
+        )
         return False
 
 
@@ -141,7 +145,7 @@ def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool]) -
     Drop a day's partition; return whether this call did.
 
     Args:
-        unless: called when the partition is locked against writes; True keeps it.
+        unless: called after the partition was locked against writes; if it returns True, the partition is kept.
     """
 
     def drop() -> bool:
@@ -157,16 +161,20 @@ def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool]) -
     try:
         return with_short_locks(connection, drop)
     except RETRIED:
-        logger.warning("%s could not be dropped in %s: open transactions use the messages.", table_of(day), PATIENCE)
+        logger.warning(
+            "The partition %s could not be dropped within %s, because open transactions use it. The next run of the maintenance "
+            "tries again.",
+            *(table_of(day), PATIENCE),
+        )
         return False
 
 
-def with_short_locks(connection: Connection, step: Callable[[], T]) -> T:
+def with_short_locks(connection: Connection, action: Callable[[], T]) -> T:
     """
-    Run a step in a transaction that waits at most 100 ms for a lock; repeat it until it succeeds or `PATIENCE` is over.
+    Run a function in a transaction that waits at most 100 ms for a lock; repeat this until it succeeds or `PATIENCE` is over.
 
     Raises:
-        psycopg.Error: one of RETRIED, after `PATIENCE`.
+        psycopg.Error: one of RETRIED, if it did not succeed within `PATIENCE`.
     """
     deadline = time.monotonic() + PATIENCE.total_seconds()
     while True:
@@ -174,11 +182,11 @@ def with_short_locks(connection: Connection, step: Callable[[], T]) -> T:
             with connection.transaction():
                 connection.execute(WAIT_BRIEFLY)
                 connection.execute(END_IDLE_TRANSACTION)
-                return step()
+                return action()
         except RETRIED:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (so that transactions queued behind this one get through)
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (transactions that queue behind this one get their locks meanwhile)
 
 
 def _make_day(connection: Connection, day: date) -> bool:
@@ -198,12 +206,12 @@ def _make_day(connection: Connection, day: date) -> bool:
 
 def _run(connection: Connection, *statements: LiteralString, day: date) -> None:
     bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
-    for statement in statements:  # one by one, since a connection that prepares statements takes no two at once
+    for statement in statements:  # one at a time, because a prepared statement cannot contain several
         connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
 
 
 def _stray_days(connection: Connection, last: date) -> list[date]:
-    """Return the days of rows in DEFAULT: all up to `last`, and the first one after it."""
+    """Return the days of which DEFAULT has rows: all days up to `last`, and the first one after it."""
     dates: list[date] = []
     while not dates or dates[-1] <= last:
         after = first_id(dates[-1] + timedelta(days=1)) if dates else UUID(int=0)
@@ -216,8 +224,8 @@ def _stray_days(connection: Connection, last: date) -> list[date]:
 
 def _send_alert(using: str, strays: list[date]) -> None:
     reason = (
-        f"Database {using!r} has messages in outbox_message_default, of {', '.join(map(str, strays))}. "
-        "Check that the maintenance runs each hour, and that the clocks of the publishers are right."
+        f"Database {using!r} has messages of {', '.join(map(str, strays))} in outbox_message_default, because these days had no "
+        "partition. Check that the maintenance runs each hour, and that the clocks of the publishers are right."
     )
     logger.warning(reason)
     signals.alert.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})

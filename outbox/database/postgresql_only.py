@@ -1,4 +1,4 @@
-"""Migrations of PostgreSQL databases. Unless routers say otherwise, each database of a project has all apps."""
+"""Migrations that run only on PostgreSQL. Unless routers prevent it, Django migrates all apps in each database of a project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db.migrations.state import ProjectState
 
 
 class PostgreSQLMigration(migrations.Migration):
-    """A migration that is noted as applied in other databases, and changes nothing there."""
+    """A migration that is recorded as applied in databases other than PostgreSQL, and changes nothing there."""
 
     def apply(
         self, project_state: ProjectState, schema_editor: BaseDatabaseSchemaEditor, collect_sql: bool = False

@@ -1,4 +1,4 @@
-"""Unfinished rows that hold a day of messages in the database. Prune and the archive both check it."""
+"""Unfinished rows that keep a daily partition of messages from being dropped. Pruning and the archive both check for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psycopg
 
-# Rows that refer to a day. A dead batch holds it until each of its messages has a copy. States are numbers here, because jobs
-# without Django run this, too: 0, 1, 2 are the unfinished states, 4 is DEAD.
+# Rows that refer to messages of a day. A dead batch keeps the day until each of its messages has a copy in outbox_dead. States
+# are numbers here, because jobs without Django run this statement, too: 0, 1, 2 are the unfinished states, 4 is DEAD.
 HOLDS_DAY = """
 SELECT CASE
     WHEN EXISTS (SELECT FROM outbox_ticket WHERE message_id >= %(first)s AND message_id < %(end)s) THEN 'waiting messages'
@@ -26,7 +26,7 @@ END
 
 
 def find_holder(connection: psycopg.Connection[Any], first: object, end: object) -> str | None:
-    """Return what holds messages with ids from `first` up to, but not including, `end`; None if nothing does."""
+    """Return the kind of rows that still need messages with ids from `first` up to, but not including, `end`; None if none do."""
     holder: str | None
     [(holder,)] = connection.execute(HOLDS_DAY, {"first": first, "end": end}).fetchall()
     return holder

@@ -1,4 +1,4 @@
-"""Tables of the outbox. `MessageRow` is the stored message, `outbox.Message` the type of what travels."""
+"""Tables of the outbox. `MessageRow` is the stored message; `outbox.Message` is the base of message types."""
 
 from outbox.models.batch import UNFINISHED, Batch, DeadMessage, FailedSend, Lane, Process, State
 from outbox.models.check_back import CheckBack

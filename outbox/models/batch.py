@@ -1,8 +1,8 @@
 """
-The batch: messages of one topic claimed together, the unit of the protocol; and what the relay writes down beside it.
+The batch, which is a group of messages of one topic that a relay claims and sends together; and other tables that relays write.
 
-States and transitions are drawn in docs/state-machine.md. A step is a one-row UPDATE whose WHERE names state and
-attempt.
+docs/state-machine.md has a drawing of the states and transitions. A transition is an UPDATE of one row whose WHERE names state
+and attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from outbox.conf.apps import require_outbox
 
-require_outbox()  # here, since models of an app that is not installed cannot be defined
+require_outbox()  # here, because without the app in INSTALLED_APPS, the models below would raise a less clear error
 
 
 class State(models.IntegerChoices):
@@ -29,11 +29,11 @@ class State(models.IntegerChoices):
 
 
 UNFINISHED = f"({State.RELEASED}, {State.CLAIMED}, {State.PREPARED})"
-"""The states of an unfinished batch, in SQL. As literals, since PostgreSQL cannot use their partial index for parameters."""
+"""The states of an unfinished batch, as SQL literals. With parameters, PostgreSQL could not use the partial index on states."""
 
 
 class Lane(models.Model):
-    """The last number a lane has given in a topic. A relay holds a lane alone, by an advisory lock."""
+    """The last number that a lane has given to a message of a topic. Only one relay holds a lane, with an advisory lock."""
 
     pk = models.CompositePrimaryKey("topic_id", "lane")
     topic_id = models.IntegerField()
@@ -56,11 +56,11 @@ class Batch(models.Model):
     first_seq = models.BigIntegerField(null=True)
     message_ids = ArrayField(models.UUIDField())
     order_keys = ArrayField(models.BigIntegerField(), null=True)
-    origin_id = models.BigIntegerField(null=True)  # the batch that claimed the messages; NULL: this one
+    origin_id = models.BigIntegerField(null=True)  # the batch in which the messages were claimed; NULL: this batch
     half_ids = ArrayField(models.TextField(null=True), null=True)
-    half_places = ArrayField(models.TextField(null=True), null=True)  # where the broker stores them, in its words
-    split = ArrayField(models.SmallIntegerField(), default=list)  # positions that left for a batch of their own
-    open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit has no answer; NULL: all
+    half_places = ArrayField(models.TextField(null=True), null=True)  # where the broker stores the half messages, in its format
+    split = ArrayField(models.SmallIntegerField(), default=list)  # positions that were moved to other batches
+    open = ArrayField(models.SmallIntegerField(), null=True)  # decided positions whose commit was not answered; NULL: all
     state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
     attempt = models.BigIntegerField(default=1)  # the fence
     failures = models.IntegerField(default=0)
@@ -68,11 +68,12 @@ class Batch(models.Model):
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
     decided_at = models.DateTimeField(null=True)
-    ends_until = models.DateTimeField(null=True)  # until then its decider may end its half messages; NULL: at any time
+    # Until this time, the process that decided the batch may end (commit or roll back) its half messages. NULL: at any time.
+    ends_until = models.DateTimeField(null=True)
     claimed_at = models.DateTimeField(null=True)
     sent_at = models.DateTimeField(null=True)
     last_error = models.TextField(null=True)  # noqa: DJ001
-    # The transaction at the broker that may hold its messages, of that lane and naming that attempt. NULL: it is in none.
+    # The lane and attempt of the broker's transaction that may contain the batch's messages. NULL: no transaction contains them.
     tx_lane = models.SmallIntegerField(null=True)
     tx_attempt = models.BigIntegerField(null=True)
 
@@ -85,7 +86,7 @@ class Batch(models.Model):
 
 
 class FailedSend(models.Model):
-    """A send that failed: which messages of a batch, how the broker put it."""
+    """A failed send: the messages of a batch that were not sent, and the broker's reason."""
 
     id = models.BigAutoField(primary_key=True)
     batch_id = models.BigIntegerField(db_index=True)
@@ -103,7 +104,7 @@ class FailedSend(models.Model):
 
 
 class DeadMessage(models.Model):
-    """A copy of a message that was given up, so that its day can be dropped without losing it."""
+    """A copy of a message that was given up, so that its daily partition can be dropped without losing the message."""
 
     message_id = models.UUIDField(primary_key=True)
     batch_id = models.BigIntegerField()
@@ -111,7 +112,7 @@ class DeadMessage(models.Model):
     key = models.TextField(default="")
     headers = models.TextField(default="{}")
     about = models.TextField(null=True)  # noqa: DJ001
-    body = models.BinaryField(null=True)  # NULL: the message row itself was gone
+    body = models.BinaryField(null=True)  # NULL: the message row did not exist any more
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     reason = models.TextField()
@@ -131,25 +132,25 @@ class DeadMessage(models.Model):
 
 
 class Process(models.Model):
-    """A relay, consumer or checker that says it lives."""
+    """A heartbeat of a relay, consumer or checker."""
 
     id = models.BigAutoField(primary_key=True)
     kind = models.TextField()  # relay, consumer, checker
     host = models.TextField()
     pid = models.IntegerField()
-    instance = models.TextField(db_default="")  # no other process has it, whatever its host and pid
+    instance = models.TextField(db_default="")  # unique to the process, even if another one has the same host and pid
     broker = models.TextField(default="")
-    server = models.TextField(db_default="")  # which one the broker is, by the settings of the process
+    server = models.TextField(db_default="")  # names the broker's server, according to the settings of the process
     lane = models.SmallIntegerField(null=True)
     consumer_group = models.TextField(default="")
-    breaker = models.TextField(default="closed")  # closed, open, half-open, or for which topics it is open
+    breaker = models.TextField(default="closed")  # closed, open, half-open, or the topics for which it is open
     note = models.TextField(default="")
     subscriptions = ArrayField(
         models.TextField(), db_default=[]
     )  # of a consumer: the topics, types and tags that its code handles
     refusals = models.JSONField(db_default={})  # of a consumer: the topics that it cannot receive from, with the reasons
     handling = models.JSONField(db_default={})  # of a consumer: its handler that has been running for the longest time
-    errors = models.JSONField(db_default={})  # of its loops whose last step failed, by the name of the loop
+    errors = models.JSONField(db_default={})  # errors of loops whose last step failed, by the name of the loop
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())
 

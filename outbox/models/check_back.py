@@ -8,18 +8,18 @@ from django.utils.translation import gettext_lazy as _
 
 
 class CheckBack(models.Model):
-    """One question of a broker and our answer. `request_id` makes a replayed request visible."""
+    """A check-back: one question of a broker, and its answer. Repetitions of a request share a row, because of `request_id`."""
 
     id = models.BigAutoField(primary_key=True)
     request_id = models.TextField(unique=True)
-    asked_by = models.TextField()  # the door: endpoint, broker, command, admin
+    asked_by = models.TextField()  # endpoint, broker, command, admin
     topic = models.TextField(_("topic"))
     message_id = models.TextField(db_index=True)
     half_id = models.TextField()
     token = models.TextField(default="")
     asked = models.IntegerField(default=1)
-    answer = models.TextField()  # the decision
-    sent_answer = models.TextField(default="")  # the answer sent instead; empty: the decision
+    answer = models.TextField()  # the decided answer
+    sent_answer = models.TextField(default="")  # the answer that was sent instead; empty: the decided answer was sent
     reason = models.TextField()
     about = models.TextField(default="none")  # exists, missing, none
     milliseconds = models.FloatField()
@@ -32,7 +32,7 @@ class CheckBack(models.Model):
 
     @property
     def shown_answer(self) -> str:
-        """The decision, and the answer that was sent instead."""
+        """The decided answer, and the answer that was sent instead, if there is one."""
         return show_answer(self.answer, self.sent_answer)
 
     def __str__(self) -> str:
@@ -40,8 +40,8 @@ class CheckBack(models.Model):
 
 
 def show_answer(answer: str, sent_answer: str) -> str:
-    """Put into words what was decided, and what the broker was sent instead, where that differs."""
+    """Return a text with the decided answer, and the answer that was sent to the broker if it differs."""
     if not sent_answer:
         return answer
-    why = ": already visible" if (answer, sent_answer) == ("COMMIT", "ROLLBACK") else ""
-    return f"{answer}, sent as {sent_answer}{why}"
+    reason = ": already visible" if (answer, sent_answer) == ("COMMIT", "ROLLBACK") else ""
+    return f"{answer}, sent as {sent_answer}{reason}"

@@ -1,4 +1,4 @@
-"""Tables of consumers: messages that are handled, and those that are deferred; failures, gaps."""
+"""Tables of consumers: handled messages, deferred messages, failed deliveries, duplicates and gaps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from django.utils.translation import gettext_lazy as _
 
 class Inbox(models.Model):
     """
-    A message that a group has handled; inserted in the handler's transaction.
+    A message that a group has handled; the row is inserted in the handler's transaction.
 
-    `idempotency_key` is the message id unless the handler names its own key. Lane and number are NULL where the message
-    carried none. `delivery_count`: which delivery to the group was the one that was handled, from 1; 0: the group had no
+    `idempotency_key` is the message id, unless the handler names another key. Lane and number are NULL if the message had none.
+    `delivery_count` counts the deliveries to the group up to the one that was handled, from 1; it is 0 if the group had no
     handler for the message.
     """
 
@@ -47,7 +47,11 @@ class Inbox(models.Model):
 
 
 class InboxRow(models.Model):
-    """The inbox with one text as its key, for the admin, which does not support composite keys. A view; never look for an id."""
+    """
+    A view of the inbox with a text as its primary key, for the admin, which does not support composite keys.
+
+    Do not filter by `id`, which has no index.
+    """
 
     id = models.TextField(primary_key=True)
     consumer_group = models.TextField(_("consumer group"))
@@ -62,7 +66,7 @@ class InboxRow(models.Model):
     class Meta:
         db_table = "outbox_inbox_row"
         managed = False
-        default_permissions = ()  # those who may view the inbox may view it
+        default_permissions = ()  # users who may view the inbox may view these rows
         verbose_name = _("inbox row")
         verbose_name_plural = _("inbox rows")
 
@@ -72,9 +76,9 @@ class InboxRow(models.Model):
 
 class FailedDelivery(models.Model):
     """
-    A delivery whose handler failed: a log for people, which decides nothing.
+    A delivery whose handler failed: a log for operators. No decision depends on it.
 
-    `delivery_count`: which delivery to the group it was, from 1. Source, lane and number are stored as in the inbox.
+    `delivery_count` counts the deliveries to the group up to this one, from 1. Source, lane and number are as in the inbox.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -86,7 +90,7 @@ class FailedDelivery(models.Model):
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     outcome = models.TextField()  # retry, dead letter
-    fingerprint = models.TextField()  # equal for errors that look alike
+    fingerprint = models.TextField()  # equal for similar errors
     error = models.TextField()
     traceback = models.TextField(default="")
     failed_at = models.DateTimeField(db_default=Now(), db_index=True)
@@ -108,16 +112,20 @@ class FailedDelivery(models.Model):
 
 class Deferred(models.Model):
     """
-    A message that a group knows and has not ended: it waits, or is a dead letter. The broker is done with it.
+    A message that a group has received and not handled yet: it waits to be run again, or is a dead letter.
 
-    A row is deleted only where the inbox has its message, in the same transaction or before; docs/explanation/deliveries.md has
-    the statements. The identity (`message_id`) is a UUID made of the message's own id (`own_id`) and its source.
+    The message was acknowledged at the broker. A row is deleted only if the inbox has its message, in the same transaction or
+    before; docs/explanation/deliveries.md has the statements. `message_id` is a UUID made of the id that the message has
+    (`own_id`) and its source.
 
-    `order_key`: group, topic and key on topics of type fifo. `failures`: how often the handler raised. `crashes`: runs that were
-    begun and of which no end is known. `runs`: how often a run was begun or replayed, which is the token of a run. `due_at`: when
-    it is run; NULL: it waits behind an earlier deferred message of its key; the year 9999: an operator holds it. `dead_at`: since
-    when it is not run again by itself. `no_code_since`: it is due, and no live process has a handler. `delivery_count`: the
-    broker's, when it was deferred.
+    `order_key`: group, topic and key, on topics of type fifo.
+    `failures`: how often the handler raised.
+    `crashes`: the number of runs that were begun and of which no end is known.
+    `runs`: how often a run was begun or the message was replayed; the number identifies a run.
+    `due_at`: when it is run. NULL: it waits for an earlier deferred message of its key. The year 9999: an operator holds it.
+    `dead_at`: since when it is a dead letter, which is not run again by itself.
+    `no_code_since`: since when it is due while no live process has a handler for it.
+    `delivery_count`: the broker's count of deliveries when it was deferred.
     """
 
     id = models.BigAutoField(primary_key=True)  # the order of arrival
@@ -136,7 +144,7 @@ class Deferred(models.Model):
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     delivery_count = models.IntegerField()
-    order_key = models.TextField(null=True)  # noqa: DJ001  (without order, it is in no index)
+    order_key = models.TextField(null=True)  # noqa: DJ001  (rows with NULL are not in the index)
     failures = models.IntegerField(db_default=0)
     crashes = models.IntegerField(db_default=0)
     runs = models.IntegerField(db_default=0)
@@ -145,7 +153,7 @@ class Deferred(models.Model):
     no_code_since = models.DateTimeField(null=True)
     reason = models.TextField()  # see `consuming.deferred.Reason`
     error = models.TextField(db_default="")
-    fingerprint = models.TextField(db_default="")  # equal for errors that look alike
+    fingerprint = models.TextField(db_default="")  # equal for similar errors
     deferred_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -180,7 +188,7 @@ class Deferred(models.Model):
 
 
 class Duplicate(models.Model):
-    """A delivery that the inbox dropped, because its group had handled the message before."""
+    """A delivery that was dropped, because the inbox shows that its group has handled the message before."""
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = models.TextField()
@@ -197,7 +205,7 @@ class Duplicate(models.Model):
 
 
 class Gap(models.Model):
-    """Numbers of a lane that a group has not seen within the settle time. `closed_at`: when they came after all."""
+    """Numbers of a lane that a group has not received within the settle time. `closed_at`: when they arrived later."""
 
     id = models.BigAutoField(primary_key=True)
     consumer_group = models.TextField(_("consumer group"))

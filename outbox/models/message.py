@@ -1,7 +1,8 @@
 """
-The stored message and the ticket that says it waits.
+The stored message, and the ticket, which says that the message waits to be claimed by a relay.
 
-The tables are written in SQL by the migration; these models read them. A message row never changes.
+The migration creates the tables with SQL, and publishing writes them with SQL; the models are for reading. A message row never
+changes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Topic(models.Model):
-    """A topic as this database knows it; written from `OUTBOX["TOPICS"]`. Its id follows from its name; tombstones have 0."""
+    """A topic of `OUTBOX["TOPICS"]`, with its pause. The id is a hash of the name; tombstones have the topic id 0."""
 
-    id = models.IntegerField(primary_key=True)  # `ids.topic_number` of its name
+    id = models.IntegerField(primary_key=True)  # `ids.topic_number` of the name
     name = models.TextField(_("name"), unique=True)
     broker = models.TextField(_("broker"), default="default")
     type = models.TextField(_("type"))
@@ -35,7 +36,7 @@ class Topic(models.Model):
 
 
 class Overview(Topic):
-    """Names the overview among the admin's pages; users who may view topics may view it."""
+    """Makes the overview one of the admin's pages. Users who may view topics may view the overview."""
 
     class Meta:
         proxy = True
@@ -44,13 +45,13 @@ class Overview(Topic):
 
 
 class MessageRow(models.Model):
-    """One published message: written once by the caller's transaction, dropped with its day."""
+    """One published message. The caller's transaction writes it once; it is dropped with its daily partition."""
 
-    id = models.UUIDField(primary_key=True)  # uuid7: its first 48 bits are the time in milliseconds
+    id = models.UUIDField(primary_key=True)  # uuid7: the first 48 bits are the time in milliseconds
     topic_id = models.IntegerField()
     key = models.TextField(default="")
     headers = models.TextField(default="{}")  # JSON object of texts: tag, trace, ce-*
-    about = models.TextField(null=True)  # noqa: DJ001  (NULL keeps the row out of the index)
+    about = models.TextField(null=True)  # noqa: DJ001  (rows with NULL are not in the index)
     body = models.BinaryField()
     created_at = models.DateTimeField(db_default=Now())
 
@@ -65,7 +66,7 @@ class MessageRow(models.Model):
 
 
 class Ticket(models.Model):
-    """A message that waits to be claimed; the claim deletes the row. `pos` is the primary key for Django only."""
+    """A message that waits to be claimed; the claim deletes the row. Only Django treats `pos` as a primary key."""
 
     pos = models.BigAutoField(primary_key=True)
     message_id = models.UUIDField()
@@ -80,7 +81,7 @@ class Ticket(models.Model):
 
 
 class Delayed(models.Model):
-    """A message that waits for its time; the relay moves it to the tickets when it is due."""
+    """A message with a delay. When it is due, a relay replaces the row by a ticket."""
 
     message_id = models.UUIDField(primary_key=True)
     due_at = models.DateTimeField()
@@ -96,7 +97,7 @@ class Delayed(models.Model):
 
 
 class IdempotencyKey(models.Model):
-    """Remembers an idempotency key until it expires; a second publish with it gets the first one's receipt."""
+    """An idempotency key that has not expired. A second publish with this key gets the receipt of the first message."""
 
     pk = models.CompositePrimaryKey("topic_id", "idempotency_key")
     topic_id = models.IntegerField()
@@ -113,22 +114,22 @@ class IdempotencyKey(models.Model):
 
 class MessageState(models.Model):
     """
-    Where a message stands: one row per message, joined from message, ticket, delayed row and batch.
+    The state of each message: a view that joins the message with its ticket, its delayed row and its batch.
 
-    A view. Ask for messages by id, key or about; by state alone it would look at every message.
+    Filter by id, key or about, since a query by state alone reads every message.
     """
 
     class MessageStatus(models.TextChoices):
         WAITING = "waiting", _("waiting")  # has a ticket
-        DELAYED = "delayed", _("delayed")  # waits for its time, `due_at`
+        DELAYED = "delayed", _("delayed")  # waits until `due_at`
         CLAIMED = "claimed", _("claimed")  # a relay is sending it
-        PREPARED = "prepared", _("prepared")  # decided, the half message is being committed
+        PREPARED = "prepared", _("prepared")  # decided, and the half message is being committed
         SENT = "sent", _("sent")
-        RELEASED = "released", _("released")  # given back unsent, claimed again at `due_at`
+        RELEASED = "released", _("released")  # released without being sent, claimed again at `due_at`
         RETRYING = "retrying", _("retrying")  # failed, claimed again at `due_at`
         DEAD = "dead", _("dead")
         DISCARDED = "discarded", _("discarded")  # dead, and an operator discarded it
-        LOST = "lost", _("lost")  # nothing would ever send it: a row was deleted by hand, or the database was restored in part
+        LOST = "lost", _("lost")  # no relay can send it: a row was deleted by hand, or the database was restored only in part
 
     id = models.UUIDField(primary_key=True)
     topic_id = models.IntegerField()

@@ -1,4 +1,4 @@
-"""What operators did about messages that were given up: the only table that names persons."""
+"""The actions of operators on messages that were given up. No other table names persons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.db.models.functions import Now
 
 
 class Act(models.TextChoices):
-    """An operator's act on a dead message, or on a message that a group deferred, lost or ignored."""
+    """An operator's action on a dead message, or on a message that a group has deferred, lost or ignored."""
 
     REPLAYED = "replayed"
     RETRIED_NOW = "retried now"
@@ -18,10 +18,10 @@ class Act(models.TextChoices):
 
 class OperatorAct(models.Model):
     """
-    What an operator did about one message: who (`acted_by`), when, and the reason given.
+    An operator's action on one message, with the operator's name (`acted_by`), the time and the reason.
 
-    `consumer_group`: the group that deferred it, with its `delivery_count`; empty for a dead message, which has `batch_id` and
-    `attempt` instead.
+    `consumer_group` is the group that has deferred the message, with `delivery_count`. For a dead message it is empty, and
+    `batch_id` and `attempt` are set.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -30,7 +30,7 @@ class OperatorAct(models.Model):
     topic = models.TextField()
     consumer_group = models.TextField(db_default="")
     delivery_count = models.IntegerField(null=True)
-    fingerprint = models.TextField(db_default="")  # of the error, as in the failed delivery
+    fingerprint = models.TextField(db_default="")  # that of the error, as in the failed delivery
     batch_id = models.BigIntegerField(null=True)
     attempt = models.BigIntegerField(null=True)
     reason = models.TextField()

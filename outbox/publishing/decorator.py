@@ -1,4 +1,4 @@
-"""`@transactional`: the function it decorates and what it publishes commit together, or not at all."""
+"""`@transactional`: the rows and messages of the decorated function are committed together, or not at all."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ def transactional(
     half_first: Build | None = None,
 ) -> Callable[..., Any]:
     """
-    Run the decorated function in a transaction; in one that is open already, in a savepoint.
+    Run the decorated function in a transaction, or in a savepoint if a transaction is open already.
 
-    For function views, methods of class-based views and of REST framework's views (actions too), plain functions, and the
-    same as coroutine functions. A whole class: `@method_decorator(transactional, name="dispatch")`.
+    It decorates function views, methods of class-based views and of REST framework's views (also actions), and plain functions;
+    each of them may be a coroutine function. For a whole class, use `@method_decorator(transactional, name="dispatch")`.
 
-    An exception rolls back. So does a response that REST framework made of one (`response.exception`), which a decorator
-    outside of `@api_view` sees instead. Other responses commit, whatever their status, as with Django's ATOMIC_REQUESTS.
+    An exception rolls back. So does a response that REST framework has made of an exception (`response.exception`): a decorator
+    outside of `@api_view` gets this response instead of the exception. Other responses commit, whatever their status, as with
+    Django's ATOMIC_REQUESTS.
 
-    A coroutine function runs in the event loop; its transaction is held open by the thread that `sync_to_async` uses, and
-    so by Django's async calls and `apublish()`. Cancelled, it rolls back.
+    A coroutine function runs in the event loop; its transaction is held open by the thread that `sync_to_async` uses, in which
+    Django's async calls and `apublish()` run, too. If the coroutine is cancelled, the transaction is rolled back.
 
     Args:
-        using: the database's alias, by default where the routers write messages.
-        rollback_on: responses that roll back too: status codes (`range(400, 600)`), or a function of the response.
-        half_first: called before the transaction, with the function's arguments; gives the message that goes to its broker
-            as a half message before the function is called, or (message, row it is about). The function gets the message
-            as `message=`. See docs/how-to/half-first.md.
+        using: the database's alias; by default, the database to which the routers write messages.
+        rollback_on: responses that also roll back: status codes (`range(400, 600)`), or a function of the response.
+        half_first: a function that is called with the decorated function's arguments before the transaction begins. It returns
+            the message that is sent to its broker as a half message before the decorated function is called, or a tuple of
+            the message and the row that it is about. The decorated function gets the message as `message=`. See
+            docs/how-to/half-first.md.
 
     Raises:
-        ConfigurationError: a class or a generator function was decorated, or a function that takes no `message=` half first.
+        ConfigurationError: a class or a generator function was decorated; or, with `half_first`, a function that takes no
+            `message=`.
     """
     if function is None:
         return partial(_decorate, using=using, rollback_on=rollback_on, half_first=half_first)
@@ -68,20 +71,20 @@ def transactional(
 def _decorate(
     function: Callable[..., Any], *, using: str | None, rollback_on: RollbackOn | None, half_first: Build | None
 ) -> Callable[..., Any]:
-    _refuse_unfit(function)
+    _require_decoratable(function)
     if half_first is not None:
         remember(half_first, function)
 
     def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        opening: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if half_first is not None:
             message, about = part(half_first(*args, **kwargs))
-            opening = {"half_first": message, "about": about}
+            options = {"half_first": message, "about": about}
             kwargs["message"] = message
-        with atomic(using, **opening) as alias:
+        with atomic(using, **options) as alias:
             result = function(*args, **kwargs)
             if inspect.iscoroutine(result):
-                _refuse_to_leave(result, function)
+                _reject_coroutine(result, function)
             if isinstance(result, HttpResponseBase) and _is_failure(result, rollback_on):
                 transaction.set_rollback(True, using=alias)
             return result
@@ -109,17 +112,17 @@ def _is_failure(response: HttpResponseBase, rollback_on: RollbackOn | None) -> b
     return rollback_on(response) if callable(rollback_on) else response.status_code in rollback_on
 
 
-def _refuse_to_leave(coroutine: Coroutine[Any, Any, Any], function: Callable[..., Any]) -> NoReturn:
-    """Raise where the work would begin when its transaction has ended."""
+def _reject_coroutine(coroutine: Coroutine[Any, Any, Any], function: Callable[..., Any]) -> NoReturn:
+    """Raise, because the coroutine would run only after its transaction has ended."""
     coroutine.close()
     raise ConfigurationError(
-        f"{getattr(function, '__qualname__', repr(function))} returned a coroutine, and is not marked as a coroutine function: "
-        "nothing of it would run in the transaction.",
+        f"{getattr(function, '__qualname__', repr(function))} returned a coroutine, and is not marked as a coroutine function, "
+        "so nothing of it would run in the transaction.",
         hint="Put @transactional right above the `async def`, below the decorator that hides it.",
     )
 
 
-def _refuse_unfit(function: Callable[..., Any]) -> None:
+def _require_decoratable(function: Callable[..., Any]) -> None:
     name = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise ConfigurationError(
@@ -127,7 +130,7 @@ def _refuse_unfit(function: Callable[..., Any]) -> None:
             hint='Decorate a method of it, or use @method_decorator(transactional, name="dispatch").',
         )
     if not callable(function):
-        raise ConfigurationError(f"@transactional cannot decorate {name}.", hint='A database is named by using="...".')
+        raise ConfigurationError(f"@transactional cannot decorate {name}.", hint='To name a database, pass using="...".')
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"@transactional cannot decorate the generator {name}: its body runs after the call has returned.",

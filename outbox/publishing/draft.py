@@ -1,4 +1,4 @@
-"""Turn a message into a draft: check the rules, encode the body, write the headers. No database is used yet."""
+"""Turn a message into a draft: validate it, encode the body, and write the headers. This needs no database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outbox.brokers.base import Broker
 
 CLOCK_MARGIN = timedelta(minutes=1)
-"""How far the database's clock may lag behind ours before a broker is handed a delay beyond its limit."""
+"""How far the database's clock may lag behind this machine's before a broker gets a message with a delay beyond its limit."""
 
 NO_TIME = timedelta(0)
 
@@ -34,9 +34,9 @@ class Draft(msgspec.Struct, frozen=True):
     A valid message with its id, before its database is chosen.
 
     Args:
-        subject: its name in error texts.
+        subject: the name of the message in error texts.
         headers: a JSON object of strings.
-        wait: how long it waits in the database before it gets its ticket.
+        wait: how long the message waits in the database before it gets its ticket, with which a relay can claim it.
     """
 
     subject: str
@@ -51,7 +51,7 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class _Route(msgspec.Struct, frozen=True):
-    """Where the messages of a topic go, by these settings. `is_delay`: the broker delays them itself."""
+    """The broker of a topic according to the settings, and its limits. `is_delay`: the broker delays messages itself."""
 
     topic: str
     broker: str
@@ -135,7 +135,7 @@ def compose_encoded(subject: str, topic: str, body: bytes, *, type: str, key: st
     Make a draft of a body that its caller has encoded.
 
     Args:
-        type: the name of its type on the wire, which no `Message` need have.
+        type: the name of its type on the wire; there need not be a `Message` of that name.
 
     Raises:
         InvalidMessage: the message breaks one of the rules.
@@ -168,13 +168,13 @@ def _draft(
     wait = NO_TIME if delay is None else _wait(subject, delay, route, own)
     message_id = uuid7()
     cause = current_cause.get()
-    if cause is None:  # the first of its chain
+    if cause is None:  # no handler publishes it, so the message starts a chain
         own[Header.CORRELATION_ID] = str(message_id)
     else:
         own[Header.CORRELATION_ID] = cause.correlation_id
         own[Header.CAUSATION_ID] = cause.message_id
     if not (headers and Header.TRACEPARENT in headers):
-        # Where nothing is traced here, the trace of the message being handled goes on.
+        # If this process creates no trace, the message continues the trace of the message that is being handled.
         traceparent = tracing.create(topic, message_id, len(body)) or (cause.traceparent if cause else "")
         if traceparent:
             own[Header.TRACEPARENT] = traceparent
@@ -183,7 +183,7 @@ def _draft(
 
 
 def _plain(text: str) -> str:
-    """Return a text as a str, since JSON and psycopg do not take all subclasses; a member of a (str, Enum) as its value."""
+    """Return a text as a plain str, since JSON and psycopg reject some subclasses; a (str, Enum) member becomes its value."""
     return text if type(text) is str else str.__str__(text)
 
 
@@ -197,7 +197,11 @@ def _route_of(topic: str) -> _Route:
 
 
 def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) -> timedelta:
-    """Return how long a message waits here; a broker that delays messages itself is told the time, by a header."""
+    """
+    Return how long a message waits in the database.
+
+    For a broker that delays messages itself, the time of delivery is added to `own`, the outbox's headers.
+    """
     rules.check_delay(subject, delay, topic=route.topic, is_ordered=route.is_ordered)
     if not (delay and route.is_delay):
         return delay
@@ -206,26 +210,26 @@ def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) ->
 
 
 def _encode_message(message: Message) -> bytes:
-    """Encode the body, and decode it again as its type, so that no message is published that no handler could read."""
+    """Encode the body, and decode it again as its type, so that a message that no handler could read is not published."""
     kind = type(message)
     try:
         body = _encode(message)
         _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        trouble = f"{where.rstrip('`')}: {what}" if where else what  # `order_id: Expected ...` begins with the field
+        problem, _, path = str(error).partition(" - at `$.")
+        text = f"{path.rstrip('`')}: {problem}" if path else problem  # the text begins with the field: `order_id: Expected ...`
         raise InvalidMessage(
-            f"{kind.__name__} has a field that is not of its declared type: {trouble}.",
+            f"{kind.__name__} has a field that is not of its declared type: {text}.",
             hint="Correct the value, or the type.",
         ) from error
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         fields = {name: getattr(message, name) for name in message.__struct_fields__}
         raise InvalidMessage(
-            f"{kind.__name__} cannot be written as JSON: {_name_unwritable(fields, 'field')}{error}.",
+            f"{kind.__name__} cannot be written as JSON: {_describe_unwritable(fields, 'field')}{error}.",
             hint="Put what others need of it into fields of plain types: its primary key, a text, a number.",
         ) from error
     if b"null" in body:
-        _refuse_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
+        _reject_nan(kind.__name__, {name: getattr(message, name) for name in message.__struct_fields__}, "field")
     return body
 
 
@@ -233,17 +237,17 @@ def _encode_mapping(subject: str, body: Mapping[str, Any]) -> bytes:
     try:
         encoded = _encode(dict(body))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        named = _name_unwritable(body, "entry")
+        named = _describe_unwritable(body, "entry")
         raise InvalidMessage(
             f"{subject} has a body that cannot be written as JSON: {named}{error}.", hint="Pass bytes."
         ) from error
     if b"null" in encoded:
-        _refuse_nan(subject, body, "entry")
+        _reject_nan(subject, body, "entry")
     return encoded
 
 
-def _refuse_nan(subject: str, values: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidMessage where a value has a number that JSON lacks: msgspec writes null, so it would be lost unseen."""
+def _reject_nan(subject: str, values: Mapping[str, Any], what: str) -> None:
+    """Raise InvalidMessage if a value contains NaN or infinity: msgspec writes them as null, so they would be lost silently."""
     for name, value in values.items():
         if _has_nan(value):
             raise InvalidMessage(
@@ -262,8 +266,8 @@ def _has_nan(value: object) -> bool:
     return isinstance(value, list | tuple | set | frozenset) and any(map(_has_nan, value))
 
 
-def _name_unwritable(values: Mapping[str, Any], what: str) -> str:
-    """Return a phrase that names the first value that JSON cannot represent, with its type; empty where there is none."""
+def _describe_unwritable(values: Mapping[str, Any], what: str) -> str:
+    """Return a phrase that names the first value that JSON cannot represent, with its type; "" if there is none."""
     for name, value in values.items():
         try:
             _encode(value)
@@ -283,7 +287,7 @@ def _key_of(message: Message) -> str:
             f"{type(message).__name__}.Meta.key names {field!r}, which is not one of its fields.",
             hint=f"Its fields are {', '.join(message.__struct_fields__) or 'none'}.",
         ) from error
-    value = value.value if isinstance(value, Enum) else value  # which the body has, too
+    value = value.value if isinstance(value, Enum) else value  # the body has the member's value, too
     return "" if value is None else str(value)
 
 

@@ -1,8 +1,8 @@
 """
-Publish: write message row and ticket inside the caller's database transaction.
+`publish()` and its variants: write message row and ticket inside the caller's database transaction.
 
-`rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database,
-`statements.py` writes, with the SQL of `database/message_rows.py`.
+`rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database, and
+`statements.py` writes the rows with the SQL of `database/message_rows.py`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["Envelope", "apublish", "publish", "publish_many", "publish_raw"]
 
 class Envelope(msgspec.Struct, frozen=True):
     """
-    A message for `publish_many()`, with what `publish()` takes as arguments.
+    A message for `publish_many()`, with the arguments that `publish()` takes.
 
     Args:
         message: the message to publish.
-        about: the row that the message is about. The message goes to the row's database, and the admin links the two.
+        about: the row that the message is about. The message is stored in the row's database, and the admin links the two.
         key, tag: override those of the type's Meta.
         headers: headers of the caller, in addition to those of the outbox.
-        delay: the message is not delivered earlier than this from now.
+        delay: the message is delivered after this time at the earliest.
         idempotency_key: a second message with the same key, within `IDEMPOTENCY_RETENTION`, is not written.
     """
 
@@ -61,27 +61,28 @@ def publish(
     using: str | None = None,
 ) -> Receipt:
     """
-    Write a message in the open transaction. It is sent if the transaction commits, and not if the transaction, or the savepoint
-    around the call, is rolled back.
+    Write a message in the open transaction. The message is sent if the transaction commits, but not if the transaction, or the
+    savepoint around the call, is rolled back.
 
     Topics of type fifo keep the order of commits per key, so a publisher of a key waits until the previous one has committed.
-    Code that publishes several keys in one transaction must use the same order everywhere, or `publish_many()`; otherwise
+    Code that publishes several keys in one transaction must use the same order of keys everywhere, or `publish_many()`; otherwise
     PostgreSQL may detect a deadlock and roll one of the transactions back.
 
     Args:
-        about: the row that the message is about; the message is stored in its database.
+        about: the row that the message is about; the message is stored in the row's database.
         key, tag: override those of the type's Meta.
         headers: headers of the caller, in addition to those of the outbox.
-        delay: the message is not delivered earlier than this from now.
+        delay: the message is delivered after this time at the earliest.
         idempotency_key: a second message with the same key, within `IDEMPOTENCY_RETENTION`, is not written.
-        using: the database. By default that of `about`, else of the innermost `atomic()`, else of the routers.
+        using: the database's alias. By default the database of `about`; without `about`, that of the innermost `atomic()`; and
+            otherwise the one that the routers choose for messages.
 
     Returns:
-        The receipt; with `is_duplicate`, that of the first message with this idempotency key.
+        The receipt. If `is_duplicate` is True, it is the receipt of the first message with this idempotency key.
 
     Raises:
-        NotInTransaction: the database has no open transaction. In a `post_save` receiver the row is committed by then: open the
-            transaction around `save()`.
+        NotInTransaction: the database has no open transaction. Without a transaction around `save()`, a `post_save` receiver
+            runs after the row was committed: open the transaction around `save()`.
         WrongDatabase: `about` is in another database than `using`.
         InvalidMessage: the message breaks a rule (`outbox/publishing/rules.py` lists them).
     """
@@ -104,15 +105,15 @@ def apublish(
     """
     Publish from a coroutine, in the thread that holds the transaction of `@transactional`.
 
-    Django has no async transactions. Without such a thread NotInTransaction is raised. Everything else is as in `publish()`. A
-    transaction in which a call is not awaited is rolled back (`NotAwaited`), and so is one with a call in synchronous code.
+    Django has no async transactions, so without such a thread NotInTransaction is raised. Everything else is as in `publish()`.
+    If a call is not awaited or is made in synchronous code, NotAwaited is raised and the transaction is rolled back.
     """
     if not is_in_event_loop():
         raise NotAwaited("apublish() was called in synchronous code, where nothing awaits it.", hint="Call publish() there.")
     call = sync_to_async(publish)(
         message, about=about, key=key, tag=tag, headers=headers, delay=delay, idempotency_key=idempotency_key, using=using
     )
-    unawaited.note(call)
+    unawaited.record(call)
     return call
 
 
@@ -134,7 +135,7 @@ def publish_raw(
 
     Args:
         body: bytes, which are sent unchanged, or a dict, which is encoded as JSON.
-        content_type: by default `application/json` for a dict, else `application/octet-stream`.
+        content_type: by default `application/json` for a dict, otherwise `application/octet-stream`.
     """
     draft = compose_raw(topic, body, key=key, tag=tag, headers=headers, content_type=content_type, delay=delay)
     return _publish(draft, about=about, idempotency_key=idempotency_key, using=using)
@@ -142,12 +143,12 @@ def publish_raw(
 
 def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = None) -> list[Receipt]:
     """
-    Publish messages with one statement per database, all or none; return receipts in the order of the messages.
+    Publish all messages or none, with one INSERT per database; return receipts in the order of the messages.
 
-    Raises the errors of `publish()`.
+    Raises the same errors as `publish()`.
 
     Args:
-        messages: each alone, or in an `Envelope` with a key, a row, a delay and whatever else `publish()` takes.
+        messages: messages, or an `Envelope` for a message with other arguments of `publish()` such as a key, a row or a delay.
         using: as for `publish()`.
     """
     envelopes = [message if isinstance(message, Envelope) else Envelope(message) for message in messages]
@@ -157,29 +158,29 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         if envelope.idempotency_key is not None:
             rules.check_idempotency_key(draft.subject, envelope.idempotency_key)
         drafts.append(draft)
-    homes: dict[str, list[int]] = {}
-    for place, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
-        homes.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(place)
+    by_database: dict[str, list[int]] = {}
+    for n, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
+        by_database.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(n)
     receipts: dict[int, Receipt] = {}
-    for alias, places in homes.items():
-        entries = [(drafts[place], _about(envelopes[place], alias), envelopes[place].idempotency_key) for place in places]
-        receipts.update(zip(places, write_many(entries, alias), strict=True))
-        for place in places:
-            if not receipts[place].is_duplicate:
-                _wake_for(drafts[place], alias)
-    return [receipts[place] for place in range(len(drafts))]
+    for alias, numbers in by_database.items():
+        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in numbers]
+        receipts.update(zip(numbers, write_many(entries, alias), strict=True))
+        for n in numbers:
+            if not receipts[n].is_duplicate:
+                _wake_for(drafts[n], alias)
+    return [receipts[n] for n in range(len(drafts))]
 
 
 def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list[Receipt]:
     """
-    Write drafts into one database, all or none; return receipts in their order.
+    Write all drafts or none into one database; return receipts in the order of the drafts.
 
     Args:
-        drafts: one or more.
+        drafts: at least one draft.
         using: as for `publish()`.
 
     Raises:
-        NotInTransaction: as `publish()`.
+        NotInTransaction: the database has no open transaction.
     """
     alias = choose_database(drafts[0].subject, using=using, about=None)
     if len(drafts) == 1:

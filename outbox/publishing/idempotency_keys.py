@@ -1,4 +1,4 @@
-"""Idempotency keys: of the messages of a topic with the same one, the first is written and the others get its receipt."""
+"""Idempotency keys: of a topic's messages with the same key, only the first is written, and the others get its receipt."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from outbox import conf
 from outbox.message import Receipt
 from outbox.publishing.draft import Draft
 
-Place: TypeAlias = tuple[int, str]
-"""The id of a topic, and an idempotency key there."""
+TopicAndKey: TypeAlias = tuple[int, str]
+"""The id of a topic, and an idempotency key of that topic."""
 
-# Takes the idempotency keys that are new or expired; returns the messages that got theirs. A concurrent publisher of a key is
-# waited for, so all take them in one order.
+# Take the idempotency keys that are new or expired, and return the ids of the messages that got their key. The statement waits
+# for an unfinished transaction that has taken one of the keys, so all publishers take keys in the same order.
 TAKE = """
 INSERT INTO outbox_idempotency_key AS d (topic_id, idempotency_key, message_id, expires_at)
 SELECT topic_id, idempotency_key, message_id, clock_timestamp() + %s
@@ -26,8 +26,8 @@ WHERE d.expires_at <= clock_timestamp()
 RETURNING message_id
 """
 
-# The messages that have idempotency keys. A statement of its own: it sees what the one before waited for. A message's day may
-# have been dropped.
+# Find the messages that have taken the keys before. This is a separate statement, so that it sees rows whose commit TAKE waited
+# for. The message row may be missing, since its daily partition may have been dropped.
 FIND_FIRST = """
 SELECT d.topic_id, d.idempotency_key, d.message_id, coalesce(m.key, '')
 FROM unnest(%s::int[], %s::text[]) AS g (topic_id, idempotency_key)
@@ -35,25 +35,25 @@ JOIN outbox_idempotency_key d USING (topic_id, idempotency_key) LEFT JOIN outbox
 """
 
 
-def take_idempotency_keys(cursor: CursorWrapper, drafts: Iterable[tuple[Place, Draft]]) -> dict[UUID, Receipt]:
+def take_idempotency_keys(cursor: CursorWrapper, drafts: Iterable[tuple[TopicAndKey, Draft]]) -> dict[UUID, Receipt]:
     """
-    Take the idempotency keys of drafts: one statement, and a second where some are taken.
+    Take the idempotency keys of drafts, with one statement, and a second one if other messages have some of the keys.
 
     Returns:
-        The ids of the drafts that are not to be written, with the receipts of the messages that were first.
+        For the id of each draft that must not be written, the receipt of the first message with its key.
     """
     drafts = list(drafts)
-    first: dict[Place, Draft] = {}
-    for place, draft in drafts:
-        first.setdefault(place, draft)
+    first: dict[TopicAndKey, Draft] = {}
+    for pair, draft in drafts:
+        first.setdefault(pair, draft)
     topics, keys = [topic for topic, _ in first], [key for _, key in first]
     values: list[Any] = [conf.settings().idempotency_retention, topics, keys, [draft.id for draft in first.values()]]
     cursor.execute(TAKE, values)
-    got = {message_id for (message_id,) in cursor.fetchall()}
-    receipts = {place: Receipt(draft.id, draft.topic, draft.key, is_duplicate=True) for place, draft in first.items()}
-    if len(got) < len(first):
-        taken = [place for place, draft in first.items() if draft.id not in got]
+    succeeded = {message_id for (message_id,) in cursor.fetchall()}
+    receipts = {pair: Receipt(draft.id, draft.topic, draft.key, is_duplicate=True) for pair, draft in first.items()}
+    if len(succeeded) < len(first):
+        taken = [pair for pair, draft in first.items() if draft.id not in succeeded]
         cursor.execute(FIND_FIRST, [[topic for topic, _ in taken], [key for _, key in taken]])
         for topic, key, message_id, message_key in cursor.fetchall():
             receipts[topic, key] = Receipt(message_id, first[topic, key].topic, message_key, is_duplicate=True)
-    return {draft.id: receipts[place] for place, draft in drafts if draft is not first[place] or draft.id not in got}
+    return {draft.id: receipts[pair] for pair, draft in drafts if draft is not first[pair] or draft.id not in succeeded}

@@ -1,11 +1,12 @@
 """
-Locks of the keys of ordered topics: the tickets of a key stand in the order of the commits of its publishers.
+Locks of the keys of ordered topics. With them, the tickets of a key have the order in which its publishers commit.
 
-A publisher of a key waits until its last publisher has committed; publishers of other keys pass. Each key is a lock in
-PostgreSQL's shared memory, which holds about 10,000 of them by default, so a transaction with very many keys locks their topics
-instead: it waits for all other publishers of these topics, and they for it. A transaction that holds keys already does not wait,
-since two of them would wait for each other: where the topics are not free, it locks key by key. So give very many keys to one
-`publish_many()`.
+A publisher of a key waits until the previous publisher of this key has committed; publishers of other keys do not wait. Each lock
+takes space in PostgreSQL's shared memory, which has room for about 10,000 locks by default. So a transaction with very many keys
+locks their topics instead: it waits for all other publishers of these topics, and they wait for it.
+
+A transaction that has locked keys already does not wait for topics, since two such transactions would wait for each other. If the
+topics are not free, it locks its further keys one by one. So pass very many keys to one `publish_many()`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from django.db.backends.utils import CursorWrapper
 
 from outbox.database.locks import Lock
 
-MOST_KEYS = 1000  # of a transaction that are locked one by one
+MAX_KEYS = 1000  # a transaction with more keys locks topics instead
 
-# Also returns the order key, and names the transaction.
+# Lock a key; return its order key (the hash by which tickets are claimed in order), and the id of the transaction.
 LOCK_KEY = f"""
 SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, %s), pg_advisory_xact_lock({Lock.KEY}, hashtext(%s)),
     hashtextextended(%s, %s), pg_current_xact_id()::text
 """
 
-# The same for many keys, sorted, so that two publishers of the same keys do not wait for each other.
+# Lock many keys in sorted order, so that two publishers of the same keys do not wait for each other.
 LOCK_KEYS = f"""
 WITH t AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, id))
@@ -51,13 +52,17 @@ ORDER_KEY = "SELECT hashtextextended(%s, %s)"
 
 
 class _Held(msgspec.Struct):
-    """How many keys a connection has locked, at most, in the transaction that it was in then."""
+    """
+    The number of keys that a connection has locked in a transaction.
+
+    It may be too large: keys are counted again if they are locked again, and after a savepoint was rolled back.
+    """
 
     transaction: str = ""
     keys: int = 0
 
-    def note(self, transaction: str, keys: int) -> None:
-        """Count more keys."""
+    def add(self, transaction: str, keys: int) -> None:
+        """Count more keys; in another transaction than before, start at 0."""
         if transaction != self.transaction:
             self.transaction, self.keys = transaction, 0
         self.keys += keys
@@ -68,7 +73,7 @@ _held: WeakKeyDictionary[BaseDatabaseWrapper, _Held] = WeakKeyDictionary()
 
 def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
     """
-    Lock a key until the transaction ends; return its order key.
+    Lock a key until the transaction ends; return its order key, the hash of topic and key that its ticket has.
 
     Args:
         topic: the topic's id.
@@ -79,7 +84,7 @@ def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
         return int(cursor.fetchone()[0])
     cursor.execute(LOCK_KEY, [topic, key, key, topic])
     _, _, order_key, transaction = cursor.fetchone()
-    held.note(transaction, 1)
+    held.add(transaction, 1)
     return int(order_key)
 
 
@@ -88,22 +93,22 @@ def lock_keys(cursor: CursorWrapper, using: str, topics: Collection[int], keys: 
     Lock keys until the transaction ends.
 
     Args:
-        topics: the ids of the topics that have them.
+        topics: the ids of the topics that have these keys.
     """
-    chosen, held = list(set(keys)), _held.setdefault(connections[using], _Held())
-    if _has_locked_topics(cursor, held, topics, len(chosen)):
+    distinct, held = list(set(keys)), _held.setdefault(connections[using], _Held())
+    if _has_locked_topics(cursor, held, topics, len(distinct)):
         return
-    cursor.execute(LOCK_KEYS, [list(topics), chosen])
-    held.note(cursor.fetchone()[1], len(chosen))
+    cursor.execute(LOCK_KEYS, [list(topics), distinct])
+    held.add(cursor.fetchone()[1], len(distinct))
 
 
 def _has_locked_topics(cursor: CursorWrapper, held: _Held, topics: Collection[int], more: int) -> bool:
-    """Lock topics instead of more of their keys, where the transaction would lock too many; return whether they are locked."""
-    if held.keys + more <= MOST_KEYS:
+    """If the transaction would lock too many keys, lock the topics instead of `more` keys; return whether they are locked."""
+    if held.keys + more <= MAX_KEYS:
         return False
-    cursor.execute(THIS_TRANSACTION)  # asked only where it is near
-    held.note(cursor.fetchone()[0], 0)
-    if held.keys + more <= MOST_KEYS:
+    cursor.execute(THIS_TRANSACTION)  # the count may be that of an earlier transaction
+    held.add(cursor.fetchone()[0], 0)
+    if held.keys + more <= MAX_KEYS:
         return False
     if held.keys:
         cursor.execute(TRY_TOPICS, [list(topics)])

@@ -1,16 +1,16 @@
 """
-All rules for messages. `publish()` checks them, so that the traceback leads to the caller.
+All rules for messages. `publish()` checks them, so that the traceback of an error leads to its caller.
 
 | what | rule | why |
 |---|---|---|
 | topic | 1 to 127 letters, digits, `%`, `_`, `-`; in `OUTBOX["TOPICS"]` | RocketMQ's rule; other brokers accept such names too |
 | key | text up to 255 characters, no control characters; not empty on topics of type fifo | headers; order per key |
 | tag | up to 255 characters, no blank, no `|`, no control character, not `*` | `a || b` and `*` mean sets of tags |
-| headers | strings, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB, including the outbox's own |
-| a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | those are the outbox's own |
+| headers | strings, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB with the outbox's headers |
+| a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | the outbox writes these |
 | a header's value | no control character | may be sent over HTTP |
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
-| delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would hold up all later messages of the key |
+| delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would delay all later messages of the key |
 | content type | text of 1 to 255 characters, no control characters | may be sent over HTTP |
 | idempotency key | text of 1 to 255 characters, no control characters | part of a primary key |
 
@@ -38,25 +38,26 @@ TOPIC_RULE = "A topic's name is 1 to 127 letters, digits, %, _ and -."
 _TOPIC = re.compile(r"[%a-zA-Z0-9_-]{1,127}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
-# Shows values in errors, whose texts stay readable.
+# Values are shortened in error texts, so that the texts stay readable.
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = MAX_TEXT
-_shown = _repr.repr
+_shorten = _repr.repr
 
-_UNFIT_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters; lone surrogates, which UTF-8 cannot encode
-_UNFIT_TAG = re.compile(rf"[\s|]|{_UNFIT_TEXT.pattern}")
+# Control characters; and lone surrogates, which UTF-8 cannot encode.
+_FORBIDDEN_IN_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_FORBIDDEN_IN_TAG = re.compile(rf"[\s|]|{_FORBIDDEN_IN_TEXT.pattern}")
 
 
 @lru_cache(maxsize=1024)
 def is_topic_name(name: str) -> bool:
-    """Return whether a topic may have that name."""
+    """Return whether a name is allowed as a topic's name."""
     return _TOPIC.fullmatch(name) is not None
 
 
 def check_topic(subject: str, name: object) -> None:
-    """Raise InvalidMessage unless a topic may have that name. `subject`: the name of the message in the text."""
+    """Raise InvalidMessage unless the name is allowed as a topic's name. `subject`: the message's name in the error text."""
     if not isinstance(name, str) or not is_topic_name(name):
-        raise InvalidMessage(f"{subject} cannot go to topic {_shown(name)}.", hint=TOPIC_RULE)
+        raise InvalidMessage(f"{subject} cannot go to topic {_shorten(name)}.", hint=TOPIC_RULE)
 
 
 def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> None:
@@ -71,9 +72,9 @@ def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> Non
 
 def check_tag(subject: str, tag: object) -> None:
     """Raise InvalidMessage unless the tag is valid."""
-    if not isinstance(tag, str) or len(tag) > MAX_TEXT or tag == "*" or _UNFIT_TAG.search(tag):
+    if not isinstance(tag, str) or len(tag) > MAX_TEXT or tag == "*" or _FORBIDDEN_IN_TAG.search(tag):
         raise InvalidMessage(
-            f"{subject} cannot have the tag {_shown(tag)}.",
+            f"{subject} cannot have the tag {_shorten(tag)}.",
             hint=f"A tag is a string of at most {MAX_TEXT} characters without blanks, | and control characters, and not *.",
         )
 
@@ -88,9 +89,9 @@ def check_headers(subject: str, headers: Mapping[str, str]) -> None:
     size = 0
     for name, value in headers.items():
         _check_header_name(subject, name)
-        if not isinstance(value, str) or _UNFIT_TEXT.search(value):
+        if not isinstance(value, str) or _FORBIDDEN_IN_TEXT.search(value):
             raise InvalidMessage(
-                f"{subject} has the header {_shown(name)} with the value {_shown(value)}.",
+                f"{subject} has the header {_shorten(name)} with the value {_shorten(value)}.",
                 hint="A header's value is a string without control characters.",
             )
         size += len(name) + len(value.encode())
@@ -138,18 +139,18 @@ def check_idempotency_key(subject: str, idempotency_key: object) -> None:
         raise InvalidMessage(f"{subject} has an empty idempotency key.", hint="Leave idempotency_key= out, or pass a string.")
 
 
-def _check_text(subject: str, what: str, text: object) -> None:
-    if not isinstance(text, str) or len(text) > MAX_TEXT or _UNFIT_TEXT.search(text):
+def _check_text(subject: str, label: str, text: object) -> None:
+    if not isinstance(text, str) or len(text) > MAX_TEXT or _FORBIDDEN_IN_TEXT.search(text):
         raise InvalidMessage(
-            f"{subject} cannot have the {what} {_shown(text)}.",
-            hint=f"A {what} is a string of at most {MAX_TEXT} characters without control characters.",
+            f"{subject} cannot have the {label} {_shorten(text)}.",
+            hint=f"A {label} is a string of at most {MAX_TEXT} characters without control characters.",
         )
 
 
 def _check_header_name(subject: str, name: object) -> None:
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
         raise InvalidMessage(
-            f"{subject} has a header called {_shown(name)}.", hint="A name is 1 to 128 letters, digits, dots, _ and -."
+            f"{subject} has a header called {_shorten(name)}.", hint="A name is 1 to 128 letters, digits, dots, _ and -."
         )
     if name.lower().startswith(Header.RESERVED_PREFIX) or name.lower() == Header.CONTENT_TYPE:
         raise InvalidMessage(

@@ -1,4 +1,4 @@
-"""Write messages. Each statement joins the caller's transaction, over Django's own connection."""
+"""Write messages. Each statement joins the caller's transaction, on Django's own connection."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from outbox.publishing.idempotency_keys import take_idempotency_keys
 from outbox.publishing.key_locks import lock_key, lock_keys
 from outbox.topics import topic_id
 
-KEPT_BODY_BYTES = 64 * 1024  # a longer body is not held until the next publish
+KEPT_BODY_BYTES = 64 * 1024  # a cached cursor keeps the last body in memory, so longer bodies are written with another cursor
 
 
 Entry = tuple[Draft, str | None, str | None]
-"""A draft, the row that it is about (as of `describe`), and its idempotency key."""
+"""A draft, the row that it is about (in the form that `describe` returns), and its idempotency key."""
 
 
 def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str | None) -> Receipt:
     """
-    Write one message: one statement, and one before it for an ordered topic, another for an idempotency key.
+    Write one message, with one INSERT; before it, one statement for an idempotency key and one for an ordered topic.
 
     Returns:
-        The receipt; that of the first message where the idempotency key is taken.
+        The receipt; if another message has taken the idempotency key, that message's receipt.
     """
     topic = topic_id(draft.topic, using)
     order_key = None
@@ -39,7 +39,7 @@ def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str |
                 return first[draft.id]
             if draft.is_ordered:
                 order_key = lock_key(cursor, using, topic, draft.key)
-    message_id = draft.id.hex  # as text: psycopg writes uuids in Python
+    message_id = draft.id.hex  # a text, because psycopg converts UUIDs in Python code, which is slower
     row: list[Any] = [message_id, topic, draft.key, draft.headers, about, draft.body, message_id, topic]
     if draft.wait:
         statement, row = INSERT_DELAYED, [*row, draft.wait]
@@ -51,10 +51,10 @@ def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str |
 
 
 def write_many(entries: Sequence[Entry], using: str) -> list[Receipt]:
-    """Write many messages: one statement, one before it where a topic is ordered, another where there are idempotency keys."""
+    """Write many messages, with one INSERT; before it, one statement if there are idempotency keys and one for ordered topics."""
     topics = {draft.topic: topic_id(draft.topic, using) for draft, _, _ in entries}
     firsts: dict[UUID, Receipt] = {}
-    with database.bound_cursor(using) as cursor:  # Django's own would write the bodies into the statement's text
+    with database.bound_cursor(using) as cursor:  # Django's own cursor would write the bodies into the statement's text
         if keyed := [((topics[draft.topic], key), draft) for draft, _, key in entries if key is not None]:
             firsts = take_idempotency_keys(cursor, keyed)
         _insert(cursor, using, [entry for entry in entries if entry[0].id not in firsts], topics)

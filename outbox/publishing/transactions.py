@@ -1,4 +1,4 @@
-"""Choose the database of a message, which is that of the business rows, and guard its transaction."""
+"""Choose the database of a message, which must be the database of the business rows, and guard its transaction."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ def atomic(
     using: str | None = None, *, durable: bool = False, half_first: Message | None = None, about: Model | None = None
 ) -> Iterator[str]:
     """
-    Open a transaction, or a savepoint in the one that is open; messages published in it go to its database.
+    Open a transaction, or a savepoint if one is open already; messages published in the block are stored in its database.
 
-    It is Django's `atomic`, which also works, and adds two things: messages go to its database by default, and the outermost
-    block raises where a commit would silently be a rollback.
+    Django's `atomic` also works. This one adds two things: its database becomes the default for messages published in the block,
+    and the outermost block raises if a commit would silently be a rollback.
 
     Args:
-        using: the database's alias. By default that of the innermost `atomic()` or of the handler that runs, else where the
-            routers write messages. It is also what `as` gives.
+        using: the database's alias. By default that of the innermost `atomic()` or of the running handler, otherwise the one that
+            the routers choose for messages. The `as` clause of the `with` statement gets this alias.
         durable: raise unless this is the outermost block, as Django's `atomic(durable=True)` does.
-        half_first: a message that goes to its broker as a half message before the block begins, and is committed when the
-            transaction is; published here, not by `publish()`. The block is the outermost one then. While the topic is paused
-            it is stored for a relay to send, as every other.
-        about: the row that the message is about; it may be unsaved if its primary key is known.
+        half_first: a message that is sent to its broker as a half message before the block begins, and committed there after the
+            transaction is committed. It is published by this argument, so do not call `publish()` for it. The block must be the
+            outermost one. While the topic is paused, the message is stored like any other, and a relay sends it later.
+        about: the row that the half-first message is about; it may be unsaved if its primary key is known.
 
     Raises:
-        BrokenTransaction: the block is the outermost one, and is not committed, or nobody can tell: it caught an error that the
-            transaction did not survive, or the connection was left in the middle of one, which was closed.
+        BrokenTransaction: the block is the outermost one, and its transaction is not committed, or it is unknown whether it is:
+            an error was caught inside the block after which nothing can be committed; or the connection was left inside the
+            transaction, and was closed.
         NotAwaited: a call of `apublish()` in the block was not awaited.
-        HalfNotStored, NotOutermost: as `outbox.half_first.open_transaction` says.
+        HalfNotStored, NotOutermost: see `outbox.half_first.open_transaction`.
     """
     home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
     alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
@@ -67,19 +68,21 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
 
 
 def _publish(draft: Draft, alias: str, about: str | None) -> None:
-    """Write a message for a relay to send: one that was to go half first, to a topic that is paused."""
+    """Store a message that should have gone half first, and whose topic is paused, so that a relay sends it."""
     write(draft, alias, about=about, idempotency_key=None)
     wake_after_commit(alias, draft.broker)
 
 
 def choose_database(subject: str, *, using: str | None, about: Model | None) -> str:
     """
-    Return the database a message goes to: `using`, else that of `about`, else that of the innermost
-    `outbox.atomic()` or handler, else where the routers write messages.
+    Return the database in which a message is stored.
+
+    It is `using`; without it, the database of `about`; without that, the one of the innermost `outbox.atomic()` or handler; and
+    otherwise the one that the routers choose for messages.
 
     Raises:
-        WrongDatabase: the row it is about lives elsewhere.
-        NotInTransaction: no transaction is open there.
+        WrongDatabase: the row `about` is stored in another database than `using`.
+        NotInTransaction: no transaction is open in the message's database.
     """
     home = None if about is None else _home_of(subject, about, using)
     alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
@@ -92,7 +95,9 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
 
 def describe(row: Model, using: str) -> str:
     """
-    Write a row as the column `about` holds it: `shop.order:4711`, as its table has the key; a proxy by its table's model.
+    Return the text that the column `about` has for a row, such as `shop.order:4711`.
+
+    The primary key is written as PostgreSQL writes it; a proxy model is named by its concrete model.
 
     Args:
         using: the row's database.
@@ -102,7 +107,7 @@ def describe(row: Model, using: str) -> str:
 
 def describe_key(model: type[Model], key: object, using: str) -> str:
     """
-    Write the row with a primary key as `describe()` does. The key may be text, as a person types it.
+    Return the text of `describe()` for a row with this primary key. The key may be a text that a person has typed.
 
     Raises:
         ValidationError, ValueError, ArithmeticError, DatabaseError: the model's primary key cannot have this value.
@@ -111,11 +116,15 @@ def describe_key(model: type[Model], key: object, using: str) -> str:
 
 
 def _stored_key(model: type[Model], key: object, using: str) -> object:
-    """Return a primary key as PostgreSQL writes it, which is asked unless Python writes such a key in the same way."""
+    """
+    Return a primary key as PostgreSQL writes it.
+
+    PostgreSQL converts the key, except if Python writes a key of its type in the same way.
+    """
     field = model._meta.pk
     if isinstance(key, tuple) or field is None:
         return key
-    while (remote := getattr(field, "target_field", None)) is not None:  # the key is that of a parent, or of another row
+    while (remote := getattr(field, "target_field", None)) is not None:  # the primary key is a foreign key
         field = remote
     connection = connections[using]
     value, kind = field.get_db_prep_value(field.to_python(key), connection), field.cast_db_type(connection) or ""
@@ -123,18 +132,21 @@ def _stored_key(model: type[Model], key: object, using: str) -> object:
         return str.__str__(value)
     if (type(value), kind) == (UUID, "uuid") or (type(value) is int and kind in ("smallint", "integer", "bigint")):
         return value
-    with atomic_block(using), connection.cursor() as cursor:  # PostgreSQL may refuse what a person typed
+    with (
+        atomic_block(using),
+        connection.cursor() as cursor,
+    ):  # a savepoint, since PostgreSQL may reject what a person typed
         cursor.execute(f"SELECT {key_text(f'CAST(%s AS {kind})', kind)}", [value])
         return cursor.fetchone()[0]
 
 
 def key_text(key: str, kind: str) -> str:
-    """Return the SQL that writes a key of a type as text, whatever the session's time zone."""
+    """Return the SQL that converts a key of a type (`kind`) to text, with the same result in any time zone of the session."""
     return f"({key} AT TIME ZONE 'UTC')::text || '+00'" if kind.startswith("timestamp with") else f"{key}::text"
 
 
 def _home_of(subject: str, about: Model, using: str | None) -> str | None:
-    """Return the database of a row, None for one that has not been saved. Raises WrongDatabase where it is not `using`."""
+    """Return the database of a row, or None for an unsaved one. Raise WrongDatabase if `using` is given and is another one."""
     if not isinstance(about, Model):
         raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance.", hint="Pass the row itself.")
     if about.pk is None or (isinstance(about.pk, tuple) and None in about.pk) or hasattr(about.pk, "resolve_expression"):
@@ -142,7 +154,7 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
             f"{subject} is about a row of {about._meta.label} that has no primary key.",
             hint="Publish after it is saved, and before it is deleted; after bulk_create(), read keys that the database made.",
         )
-    home = about._state.db and router.db_for_write(about._meta.model, instance=about)  # it may have been read from a replica
+    home = about._state.db and router.db_for_write(about._meta.model, instance=about)  # the row may have been read from a replica
     if using and home and using not in (home, about._state.db):
         raise WrongDatabase(
             f"{subject} would go to database {using!r}, but {describe(about, home)} lives in {home!r}; "
@@ -153,28 +165,28 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
 
 
 def _warn_of_rows_elsewhere(subject: str, alias: str) -> None:
-    """Log it if only transactions of other databases have run statements: the message's rows are probably there."""
+    """Log a warning if only transactions of other databases have run statements: the message's rows are probably there."""
     if _has_begun(connections[alias]):
         return
     others = [other for other in connections.all(initialized_only=True) if other.alias != alias and other.vendor == "postgresql"]
     begun = [other.alias for other in others if guarded.is_in_callers_transaction(other.alias) and _has_begun(other)]
     if begun:
         logger.warning(
-            "%s is published to database %r, whose transaction has run no statement yet, and transactions of %s have. If its "
-            "rows are there, pass about= or using=: no transaction spans both.",
+            "%s is published to database %r, whose transaction has run no statement yet, but a transaction of %s has. If the "
+            "message's rows are there, pass about= or using=, because no transaction spans both databases.",
             *(subject, alias, ", ".join(map(repr, sorted(begun)))),
             extra=log_fields(database=alias),
         )
 
 
 def _has_begun(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a statement was run in the open transaction: psycopg begins it with the first one."""
-    own = connection.connection
-    return own is not None and own.info.transaction_status != TransactionStatus.IDLE
+    """Return whether a statement was run in the open transaction; psycopg sends BEGIN only with the first statement."""
+    raw = connection.connection
+    return raw is not None and raw.info.transaction_status != TransactionStatus.IDLE
 
 
 def _not_in_transaction(subject: str, alias: str) -> NotInTransaction:
-    """Return the error that says why nothing was published, and the way out."""
+    """Return the error that says why nothing was published, and how to open a transaction here."""
     text = f"{subject} was published outside a transaction of database {alias!r}, so nothing would tie it to the rows."
     if connections[alias].in_atomic_block:
         text += " The transaction around this test does not count: in production it is not there."
@@ -186,16 +198,16 @@ def _not_in_transaction(subject: str, alias: str) -> NotInTransaction:
         return NotInTransaction(text, hint)
     initialized = [other.alias for other in connections.all(initialized_only=True)]
     if elsewhere := [other for other in initialized if guarded.is_in_callers_transaction(other)]:
-        text += f" Open are transactions of: {', '.join(sorted(elsewhere))}."
+        text += f" Transactions are open in: {', '.join(sorted(elsewhere))}."
         hint = (
             "If the rows are there, pass using= or about=; "
-            f"else open one by @transactional(using={alias!r}) or `with outbox.atomic({alias!r}):`."
+            f"otherwise open one with @transactional(using={alias!r}) or `with outbox.atomic({alias!r}):`."
         )
         return NotInTransaction(text, hint)
     hint = (
         "Decorate the view or function with @transactional, or use `with outbox.atomic():`, around publish() and the statements "
-        "that write the rows. In on_commit() and in another thread, their transaction is over or another one; a handler of "
-        "post_save has that of its caller only."
+        "that write the rows. In an on_commit() hook their transaction is over, and another thread does not share it; a receiver "
+        "of post_save is in a transaction only if its caller has opened one."
     )
     return NotInTransaction(text, hint)
 

@@ -1,14 +1,15 @@
 """
-Wake a relay with a Celery message after a commit. The message may be lost: the sweep finds the tickets a second later.
+Start a relay with a Celery task (a wakeup) after a commit. If the wakeup is lost, the sweep, a periodic task, finds the tickets
+about a second later.
 
-A separate thread sends it, so that a request neither waits for Celery's broker nor fails with it. Each process sends at most
-one per `PAUSE_SECONDS`; commits in between share the next one. It is sent even where a long-running relay runs, which the NOTIFY
-of the publish has woken already; the task then finds nothing and ends. A project that runs long-running relays only sets
-`OUTBOX["CELERY_WAKEUP"] = False`. A process that ends right after its commit may lose the wakeup.
+A separate thread sends wakeups, so that a request neither waits for Celery's broker nor fails with it. Each process sends a
+wakeup at most every `PAUSE_SECONDS`; commits in between share the next one. A wakeup is sent even if a long-running relay runs,
+which the NOTIFY of the publish has woken already; the task then finds nothing and ends. A project that has only long-running
+relays sets `OUTBOX["CELERY_WAKEUP"] = False`. If a process ends right after its commit, the wakeup may be lost.
 
-While many tasks wait in the queue, none is sent: where no worker takes them, Redis would keep each of them for ever. The sweep
-finds the messages, or a wakeup that waits and has not expired. All tasks of the queue are counted, since servers count no others;
-the limit is such that a few of other kinds, such as the maintenance, do not keep wakeups back.
+While many tasks wait in the queue, no wakeup is sent: without a worker that takes them, Redis would keep all of them forever.
+The sweep, or a waiting wakeup that has not expired, finds the messages. All tasks of the queue are counted, since servers cannot
+count wakeups only; the limit leaves room for a few other tasks, such as the maintenance.
 """
 
 from __future__ import annotations
@@ -27,37 +28,41 @@ from outbox.logs import error_text, get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
-UNTAKEN_SECONDS = 60.0  # many tasks that wait for longer are logged
-LOOK_AGAIN_SECONDS = 10.0  # an older sample of the queue is stale
-LEAST_WAITING = 10  # tasks in the queue, before no wakeup is sent; or two for each wakeup, if that is more
-BACK_OFF_SECONDS = 1.0  # after a failure; by then the sweep has found the messages
-EXPIRES_SECONDS = 10  # workers drop an older wakeup
+CROWDED_SECONDS = 60.0  # a queue that has had too many tasks for longer is logged
+MAX_SAMPLE_SECONDS = 10.0  # an older sample of the queue says nothing about the time since then
+MIN_CROWD = 10  # with this many tasks in the queue, or two for each pair of broker and database, no wakeup is sent
+BACKOFF_SECONDS = 1.0  # the pause after a failure; by then the sweep has found the messages
+EXPIRES_SECONDS = 10  # workers drop wakeups that are older
 
 logger = get_logger(__name__)
 
 
 Wakeup = tuple[str, str]
-"""A wakeup for relays of a database and a broker."""
+"""A wakeup: the database and the broker whose messages wait for a relay."""
 
 
 def wake_after_commit(database: str, broker: str) -> None:
-    """Send a wakeup when the open transaction commits: one, however often this is called in it."""
+    """Send one wakeup when the open transaction commits, however often this function is called in it."""
     if not conf.settings().celery_wakeup:
         return
     wakeup = _after_commit((database, broker))
-    # A hook that is still registered is dropped only with a savepoint that rolls the message back, too.
+    # A registered hook is removed only if its savepoint is rolled back; messages inside that savepoint are rolled back, too.
     if all(entry[1] is not wakeup for entry in connections[database].run_on_commit):
         transaction.on_commit(wakeup, using=database, robust=True)
 
 
 @cache
 def _after_commit(wakeup: Wakeup) -> Callable[[], None]:
-    """Return the on_commit hook of a wakeup, always the same function. (Django cannot log the failure of other callables.)"""
+    """
+    Return the on_commit hook of a wakeup, the same object at each call.
 
-    def hand_over() -> None:
+    It is a function and no other callable, because Django logs the `__qualname__` of a hook that fails.
+    """
+
+    def add_wakeup() -> None:
         sender.add(wakeup)
 
-    return hand_over
+    return add_wakeup
 
 
 def count_waiting(connection: Any, queue: str) -> int:
@@ -65,7 +70,7 @@ def count_waiting(connection: Any, queue: str) -> int:
     Return how many tasks wait in a queue; 0 if it does not exist, or the transport does not count.
 
     Args:
-        connection: kombu's, to Celery's server.
+        connection: a connection of kombu to Celery's server.
     """
     with connection.channel() as channel:
         try:
@@ -77,11 +82,12 @@ def count_waiting(connection: Any, queue: str) -> int:
 
 class WakeupSender:
     """
-    Sends wakeups from a thread that starts with the first one.
+    Sends wakeups in a thread that starts with the first wakeup.
 
     Args:
-        sent, failed: how many, since the process started. Failures are logged, and when they end.
-        spared: how many were not sent, since many tasks waited.
+        sent: how many wakeups were sent since the process started.
+        failed: how many could not be sent. Each failure is logged, and so is the first success after failures.
+        spared: how many were not sent because many tasks waited in the queue.
     """
 
     def __init__(self) -> None:
@@ -89,7 +95,7 @@ class WakeupSender:
         self.failed = 0
         self.spared = 0
         self._is_failing = False
-        self._untaken_since = self._looked_at = float("-inf")
+        self._crowded_since = self._last_crowded_at = float("-inf")
         self._waiting: set[Wakeup] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -110,14 +116,14 @@ class WakeupSender:
                 self._changed.wait_for(lambda: self._waiting)
                 wakeups, self._waiting = self._waiting, set()
             outcomes = [self._send(wakeup) for wakeup in wakeups]
-            time.sleep(PAUSE_SECONDS if all(outcomes) else BACK_OFF_SECONDS)
+            time.sleep(PAUSE_SECONDS if all(outcomes) else BACKOFF_SECONDS)
 
     def _send(self, wakeup: Wakeup) -> bool:
         database, broker = wakeup
         try:
-            from celery import current_app  # here, so that publish() does not import it
+            from celery import current_app  # imported here, so that publish() does not import Celery
 
-            if self._is_untaken(current_app):
+            if self._is_crowded(current_app):
                 self.spared += 1
                 return True
             current_app.send_task(
@@ -128,10 +134,10 @@ class WakeupSender:
                 ignore_result=True,
                 retry=False,
             )
-        except Exception as error:  # whatever a transport raises
+        except Exception as error:  # transports raise errors of many types
             logger.warning(
                 "Wakeups cannot be sent to Celery's broker (CELERY_BROKER_URL): %s. No message is lost: long-running relays are "
-                "not affected, and Celery's sweep finds the messages. Where all relays are long-running, set "
+                "not affected, and Celery's sweep finds the messages. If all relays are long-running, set "
                 'OUTBOX["CELERY_WAKEUP"] = False.',
                 error_text(error),
                 extra=log_fields(database=database, broker=broker),
@@ -140,29 +146,29 @@ class WakeupSender:
             self.failed += 1
             return False
         if self._is_failing:
-            logger.info("Wakeups are sent again", extra=log_fields(database=database, broker=broker))
+            logger.info("Wakeups are sent again.", extra=log_fields(database=database, broker=broker))
         self._is_failing = False
         self.sent += 1
         return True
 
-    def _is_untaken(self, app: Any) -> bool:
-        """Return whether too many tasks wait in the queue to send a wakeup; log it if each look shows that for a minute."""
+    def _is_crowded(self, app: Any) -> bool:
+        """Return whether too many tasks wait in the queue to send a wakeup; log this if all samples of a minute show it."""
         queue = conf.settings().celery_queue
         with app.pool.acquire(block=True) as connection:
             waiting = count_waiting(connection, queue)
         brokers = {topic.broker for topic in conf.settings().topics.values()}
-        now, looked_at = time.monotonic(), self._looked_at
-        if waiting < max(LEAST_WAITING, 2 * len(brokers) * len(database.outbox_databases())):
-            self._looked_at = float("-inf")
+        now, last_crowded_at = time.monotonic(), self._last_crowded_at
+        if waiting < max(MIN_CROWD, 2 * len(brokers) * len(database.outbox_databases())):
+            self._last_crowded_at = float("-inf")
             return False
-        if now - looked_at > LOOK_AGAIN_SECONDS:
-            self._untaken_since = now
-        self._looked_at = now
-        if now - self._untaken_since >= UNTAKEN_SECONDS:
+        if now - last_crowded_at > MAX_SAMPLE_SECONDS:
+            self._crowded_since = now
+        self._last_crowded_at = now
+        if now - self._crowded_since >= CROWDED_SECONDS:
             logger.warning(
-                "%s tasks wait in Celery's queue %r, and as many for a minute, so no wakeups are sent. Messages wait for the "
-                "sweep. Start workers for this queue, or route other tasks to another one; or, where all relays are "
-                'long-running, set OUTBOX["CELERY_WAKEUP"] = False.',
+                "%s tasks wait in Celery's queue %r, and there were too many during the last minute, so no wakeups are sent. "
+                "Messages wait for the sweep. Start workers for this queue, or route other tasks to another queue. If all relays "
+                'are long-running, set OUTBOX["CELERY_WAKEUP"] = False.',
                 *(waiting, queue),
             )
         return True
@@ -171,10 +177,10 @@ class WakeupSender:
 sender = WakeupSender()
 
 
-def _start_afresh() -> None:
-    """Replace the parent's thread and lock: they do not work in a forked child."""
+def _replace_sender() -> None:
+    """Replace the sender in a forked child, where the parent's thread does not run and its lock may be held."""
     global sender
     sender = WakeupSender()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+os.register_at_fork(after_in_child=_replace_sender)

@@ -1,12 +1,12 @@
 """
-The snapshot of all message types, which a project commits as it commits its migrations, and what has changed since.
+The snapshot of all message types, which a project commits to its repository like its migrations, and the changes since then.
 
 | question | file |
 |---|---|
 | What is the JSON Schema of a message type? | `json_schema.py` |
 | What does a snapshot contain, and how is it read and written? | `snapshot.py` |
-| Which bodies of one schema does a reader of another one refuse? | `misfits.py` |
-| Which changes break others, and which line mends each? | `changes.py` |
+| Which bodies of one schema does a reader of another schema reject? | `misfits.py` |
+| Which changes break other releases or programs, and which line of code corrects each? | `changes.py` |
 
-Whether stored messages can be read is a question to the database: `outbox/monitoring/stored.py`.
+`outbox/monitoring/stored.py` checks whether the messages that are stored in a database can be read.
 """

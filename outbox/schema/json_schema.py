@@ -16,12 +16,16 @@ DEFINITIONS = "#/$defs/{name}"
 
 
 def values_of_enum(kind: type) -> list[Any]:
-    """Return the values of an enum with a metaclass of its own, such as Django's choices; of other types, none."""
+    """Return the values of an enum; [] for another type. (msgspec does not know enums with a metaclass, as Django's choices.)"""
     return [member.value for member in kind] if issubclass(kind, Enum) else []
 
 
 def schema_of(kind: type[Message]) -> dict[str, Any]:
-    """Return the schema of a message type's body, with those of other classes in its `$defs`. Raises as `schemas_of`."""
+    """
+    Return the schema of a message type's body, with the schemas of other classes in its `$defs`.
+
+    Raises the same errors as `schemas_of`.
+    """
     [schema], definitions = schemas_of([kind])
     return {**schema, "$defs": definitions} if definitions else schema
 
@@ -30,15 +34,15 @@ def schemas_of(
     kinds: Sequence[type[Message]], ref_template: str = DEFINITIONS
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """
-    Return the schemas of message types, and those of all classes that they refer to, by unique names.
+    Return the schemas of message types, and the schemas of all classes that they refer to, by unique names.
 
-    Datetimes and times have their format, which msgspec omits where they are with or without a time zone.
+    Datetimes and times have their format; msgspec omits it if the type allows values with and without a time zone.
 
     Args:
-        ref_template: a reference to the class `{name}`.
+        ref_template: the text of a reference to the class `{name}`.
 
     Raises:
-        InvalidMessageType: the annotations of a type cannot be read, or JSON cannot represent one.
+        InvalidMessageType: the annotations of a type cannot be read, or have a type that JSON cannot represent.
     """
     infos = [_info(kind) for kind in kinds]
     schemas, definitions = msgspec.json.schema_components(kinds, schema_hook=_schema_of_enum, ref_template=ref_template)
@@ -47,29 +51,29 @@ def schemas_of(
 
 
 def _schema_of_enum(kind: type) -> dict[str, Any]:
-    """Return the schema of an enum that msgspec reads and writes, but does not describe. Raises NotImplementedError."""
+    """Return the schema of an enum for which msgspec has none, or raise NotImplementedError for any other type."""
     if values := values_of_enum(kind):
         return {"enum": values}
     raise NotImplementedError
 
 
 def _info(kind: type[Message]) -> inspect.Type:
-    named = f"Message type {kind.__module__}.{kind.__qualname__}"
+    subject = f"Message type {kind.__module__}.{kind.__qualname__}"
     try:
         prepare(kind)
         msgspec.json.schema(kind, schema_hook=_schema_of_enum)
         return inspect.type_info(kind)
     except RecursionError as error:
-        raise InvalidMessageType(f"{named} is nested too deeply.", hint="Divide it into smaller classes.") from error
-    except Exception as error:  # TypeError, NameError, and what an annotation raises when it is evaluated
+        raise InvalidMessageType(f"{subject} is nested too deeply.", hint="Divide it into smaller classes.") from error
+    except Exception as error:  # TypeError, NameError, and any error that the evaluation of an annotation raises
         raise InvalidMessageType(
-            f"{named} cannot be described: {str(error).rpartition(chr(10))[2]}.",
+            f"{subject} cannot be described: {str(error).rpartition(chr(10))[2]}.",
             hint="Use a plain type such as int, str, Decimal, datetime, a list or a dict of them, or a dataclass.",
         ) from error
 
 
 def _mark_times(roots: Iterable[tuple[inspect.Type, dict[str, Any]]], definitions: Mapping[str, dict[str, Any]]) -> None:
-    """Add the format of datetimes and times with or without a time zone, which msgspec omits: they would look like any text."""
+    """Add the format to nodes of datetimes and times for which msgspec has omitted it, so that they differ from other texts."""
     todo, seen = list(roots), set()
     while todo:
         kind, node = todo.pop()

@@ -1,4 +1,8 @@
-"""Compare two schemas: which bodies that are written by one does a reader of the other refuse, or lose a part of?"""
+"""
+Compare two schemas: find the parts of bodies of the one (`written`) that a reader with the other one (`read`) rejects or ignores.
+
+Such a part is called a misfit.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ import msgspec
 
 from outbox.schema.snapshot import Node, Schema
 
-SHOWN = 5  # values of an enum in a text
+MAX_VALUES = 5  # values of an enum that a text shows
 
 ANY = Node()
 
-# Type of a value in Python -> types of nodes that accept it.
+# Python type of a value -> types of nodes that accept the value.
 TYPES: dict[type, tuple[str, ...]] = {
     str: ("string",),
     bool: ("boolean",),
@@ -23,7 +27,7 @@ TYPES: dict[type, tuple[str, ...]] = {
     type(None): ("null",),
 }
 
-# Keyword -> its words, and whether a reader of a greater value refuses more.
+# Keyword -> the words for it, and whether a reader with a greater limit rejects more values.
 LIMITS = {
     "minimum": ("at least {}", True),
     "exclusive_minimum": ("more than {}", True),
@@ -37,26 +41,26 @@ LIMITS = {
     "max_properties": ("at most {} entries", False),
 }
 
-# Keywords whose values have to be equal.
+# Keywords whose values must be equal in both schemas.
 EXACT = {"format": "{}", "content_encoding": "{}", "pattern": "like {}", "multiple_of": "a multiple of {}"}
 
 
 class MisfitKind(enum.Enum):
-    """How a body does not fit."""
+    """Why a part of a body does not fit."""
 
-    REFUSED = enum.auto()  # its value is not accepted
+    REFUSED = enum.auto()  # the reader does not accept the value
     MISSING = enum.auto()  # a field that the reader requires may be missing
-    IGNORED = enum.auto()  # it has a field that the reader does not know
+    IGNORED = enum.auto()  # the body has a field that the reader does not know
 
 
 class Misfit(msgspec.Struct, frozen=True):
     """
-    A part of a body that a reader refuses or does not know.
+    A part of a body that a reader rejects or ignores.
 
     Args:
         path: the field, such as `address.street` or `lines[].price`; "" for the body itself.
-        written, read: what each side has there, in words.
-        alike: with IGNORED, the fields beside it that only the reader knows and whose schema is the same.
+        written, read: the type that each side has for the field, in words.
+        alike: with IGNORED, other fields of the same object that only the reader knows and whose schema is the same.
     """
 
     path: str
@@ -67,19 +71,19 @@ class Misfit(msgspec.Struct, frozen=True):
 
 
 def misfits(written: Schema, read: Schema) -> list[Misfit]:
-    """Return what of the bodies of one schema does not fit a reader of another one."""
-    by_place: dict[tuple[str, MisfitKind], Misfit] = {}
+    """Return the parts of bodies of one schema that do not fit a reader with another one, one for each path and kind."""
+    by_path: dict[tuple[str, MisfitKind], Misfit] = {}
     for misfit in _Comparison(written, read).run(written, read):
-        by_place.setdefault((misfit.path, misfit.kind), misfit)
-    return list(by_place.values())
+        by_path.setdefault((misfit.path, misfit.kind), misfit)
+    return list(by_path.values())
 
 
 _Part = tuple[str, Node, Node]
-"""A path, and what is written and read there: two nodes that are to be compared."""
+"""A path, and the two nodes at this path that have to be compared: the written one and the read one."""
 
 
 class _Comparison(msgspec.Struct):
-    """Walks two schemas side by side. Each pair of nodes is looked at once, so recursive types end."""
+    """Walks two schemas side by side. Each pair of nodes is compared only once, so that recursive types end."""
 
     writer: Schema
     reader: Schema
@@ -102,12 +106,12 @@ class _Comparison(msgspec.Struct):
     def _fits(self, written: Node, read: Node) -> bool:
         key = id(self.writer.resolve(written)), id(self.reader.resolve(read))
         if key not in self.fitting:
-            self.fitting[key] = True  # where the types are recursive, and nothing else is found
+            self.fitting[key] = True  # for recursive types, which fit if no other misfit is found
             self.fitting[key] = next(self.run(written, read), None) is None
         return self.fitting[key]
 
     def _compare(self, path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
-        """Compare each alternative that is written with those that are read."""
+        """Compare each alternative of the written node with the alternatives of the read node."""
         choices = self.reader.resolve(read).any_of or [read]
         for node in self.writer.resolve(written).any_of or [written]:
             alternative = self.writer.resolve(node)
@@ -124,7 +128,7 @@ class _Comparison(msgspec.Struct):
                     yield Misfit(path, MisfitKind.REFUSED, _in_words(node, self.writer), _in_words(read, self.reader))
 
     def _accepts(self, choice: Node, value: object) -> bool:
-        """Return whether a node accepts a value of an enum, as far as its type says."""
+        """Return whether a node accepts a value of an enum; only the node's type is considered."""
         node = self.reader.resolve(choice)
         if node.enum is not None:
             return any(value == allowed and type(value) is type(allowed) for allowed in node.enum)
@@ -132,7 +136,7 @@ class _Comparison(msgspec.Struct):
 
 
 def _is_alike(written: Node, read: Node) -> bool:
-    """Return whether two nodes have the same type and, if they are classes with a tag, the same one."""
+    """Return whether two nodes have the same type and, if they are classes with a tag, the same tag."""
     if read.enum is not None or (written.type != read.type and (written.type, read.type) != ("integer", "number")):
         return False
     pairs = [
@@ -140,8 +144,8 @@ def _is_alike(written: Node, read: Node) -> bool:
         for name, node in (written.properties or {}).items()
         if name in (read.properties or {})
     ]
-    tags = [(left.enum, other.enum) for left, other in pairs if left.enum is not None and other.enum is not None]
-    return all(any(value in other for value in left) for left, other in tags)
+    enums = [(node.enum, other.enum) for node, other in pairs if node.enum is not None and other.enum is not None]
+    return all(any(value in read_values for value in written_values) for written_values, read_values in enums)
 
 
 def _compare_alike(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
@@ -155,7 +159,7 @@ def _compare_alike(path: str, written: Node, read: Node) -> Iterator[Misfit | _P
 
 def _compare_objects(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
     has, knows = written.properties or {}, read.properties or {}
-    others = read.additional_properties
+    others = read.additional_properties  # the schema of fields that the reader does not name
     for name, node in knows.items():
         at = f"{path}.{name}".lstrip(".")
         if name in has:
@@ -192,7 +196,7 @@ def _item(node: Node, index: int) -> bool | Node:
 
 
 def _is_limited(written: Node, read: Node) -> bool:
-    """Return whether a reader has a limit that the writer's values may exceed."""
+    """Return whether a reader has a limit that written values may exceed."""
     for name in EXACT:
         if (limit := getattr(read, name)) is not None and limit != getattr(written, name):
             return True
@@ -204,7 +208,7 @@ def _is_limited(written: Node, read: Node) -> bool:
 
 
 def _in_words(node: Node, schema: Schema) -> str:
-    """Return the values of an enum, the name of another class, or the type."""
+    """Return a node in words: the values of an enum, the name of another class, or the type."""
     resolved = schema.resolve(node)
     return describe(node if resolved.enum is None else resolved)
 
@@ -225,5 +229,5 @@ def describe(node: Node) -> str:
 
 
 def _listed(values: list[Any]) -> str:
-    shown = ", ".join("null" if value is None else repr(value) for value in values[:SHOWN])
-    return shown if len(values) <= SHOWN else f"{shown} and {len(values) - SHOWN} more"
+    shown = ", ".join("null" if value is None else repr(value) for value in values[:MAX_VALUES])
+    return shown if len(values) <= MAX_VALUES else f"{shown} and {len(values) - MAX_VALUES} more"

@@ -1,4 +1,4 @@
-"""The snapshot: name, version, upgrades, topic, key, tag and schema of each message type, as a file that changes line by line."""
+"""The snapshot: name, version, upgrades, topic, key, tag and schema of each message type, as a file with one fact per line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WRITE = "Restore it from your repository, then run manage.py outbox_schema --wr
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """
-    A node of a JSON Schema: the keywords that decide which bodies are accepted. Titles, descriptions and defaults do not.
+    A node of a JSON Schema, with the keywords that decide which bodies are accepted: no titles, descriptions and defaults.
 
-    Source: JSON Schema 2020-12, as far as msgspec writes it.
+    Source: JSON Schema 2020-12; only keywords that msgspec writes.
     """
 
     ref: str | None = msgspec.field(default=None, name="$ref")
@@ -53,12 +53,12 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
 
 
 class Schema(Node, frozen=True, omit_defaults=True, rename="camel"):
-    """The schema of a message type, with those of the classes that its fields refer to."""
+    """The schema of a message type, with the schemas of the classes that its fields refer to."""
 
     definitions: dict[str, Node] = msgspec.field(default_factory=dict, name="$defs")
 
     def resolve(self, node: Node) -> Node:
-        """Return what a node refers to, or the node itself."""
+        """Return the node to which a node refers, or the node itself if it is no reference."""
         while node.ref is not None:
             node = self if node.ref == "#" else self.definitions[node.ref.removeprefix("#/$defs/")]
         return node
@@ -66,7 +66,7 @@ class Schema(Node, frozen=True, omit_defaults=True, rename="camel"):
 
 class TypeSnapshot(msgspec.Struct, frozen=True):
     """
-    A message type as the last snapshot has it.
+    A message type in a snapshot.
 
     Args:
         upgrades: the older versions that have an upgrade.
@@ -92,24 +92,24 @@ def take(types: Mapping[str, type[Message]]) -> Snapshot:
     Return a snapshot of message types.
 
     Raises:
-        InvalidMessageType: the annotations of a type cannot be read, or JSON cannot represent one.
+        InvalidMessageType: the annotations of a type cannot be read, or have a type that JSON cannot represent.
     """
-    taken = {}
+    snapshots = {}
     for name, kind in types.items():
         meta = kind._meta
         schema = _in_order(schema_of(kind))
-        taken[name] = TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), schema, meta.tag)
-    return Snapshot(taken)
+        snapshots[name] = TypeSnapshot(meta.version, meta.topic, meta.key, sorted(kind._upgrades), schema, meta.tag)
+    return Snapshot(snapshots)
 
 
 def _in_order(written: dict[str, Any]) -> Schema:
-    """Return the schema, always in the same order, with the type itself at the root: its class may be renamed."""
+    """Return the schema in a fixed order. The type itself is the root and not a definition, since its class may be renamed."""
     definitions = written.pop("$defs", {})
     root = written
-    if (own := written.get("$ref", "").removeprefix("#/$defs/")) in definitions:
-        root = definitions.pop(own)
+    if (root_name := written.get("$ref", "").removeprefix("#/$defs/")) in definitions:
+        root = definitions.pop(root_name)
         for node in nodes({**root, "$defs": definitions}):
-            if node.get("$ref") == f"#/$defs/{own}":
+            if node.get("$ref") == f"#/$defs/{root_name}":
                 node["$ref"] = "#"
     for node in nodes({**root, "$defs": definitions}):
         for name in ("anyOf", "enum", "required"):
@@ -120,22 +120,22 @@ def _in_order(written: dict[str, Any]) -> Schema:
 
 def read(path: Path) -> Snapshot:
     """
-    Read a snapshot; an empty one where there is no such file.
+    Read a snapshot from a file; return an empty one if the file does not exist.
 
     Raises:
-        UnreadableSnapshot: the file cannot be read, has markers of a merge, or is not a snapshot.
+        UnreadableSnapshot: the file cannot be read, has conflict markers, or is not a snapshot.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return Snapshot()
     except OSError as error:
-        raise _not_possible(path, "read", error) from error
+        raise _file_error(path, "read", error) from error
     except UnicodeDecodeError as error:
         raise UnreadableSnapshot(f"{path} is not a text in UTF-8.", hint=_WRITE) from error
     if conflict := _CONFLICT.search(text):
         raise UnreadableSnapshot(
-            f"{path} has the marker {conflict[1]} of a merge in line {text.count(chr(10), 0, conflict.start()) + 1}.",
+            f"{path} has the conflict marker {conflict[1]} in line {text.count(chr(10), 0, conflict.start()) + 1}.",
             hint="Keep the side of the branch that is released first, then run manage.py outbox_schema --check, then --write.",
         )
     try:
@@ -144,7 +144,8 @@ def read(path: Path) -> Snapshot:
         raise UnreadableSnapshot(f"{path} is not a snapshot: {error}.", hint=_WRITE) from error
     if snapshot.format != FORMAT:
         raise UnreadableSnapshot(
-            f"{path} has the format {snapshot.format}; this release reads {FORMAT}.", hint="Install the release that wrote it."
+            f"{path} has the format {snapshot.format}, but this release reads only {FORMAT}.",
+            hint="Install the release that wrote the file.",
         )
     for name, type_ in snapshot.types.items():
         _require_definitions(path, name, type_.schema)
@@ -158,17 +159,17 @@ def _require_definitions(path: Path, name: str, schema: Schema) -> None:
     for part in nodes(msgspec.to_builtins(schema)):
         ref = part.get("$ref")
         if ref not in (None, "#") and ref.removeprefix("#/$defs/") not in schema.definitions:
-            raise UnreadableSnapshot(f"{path} is not a snapshot: {name} refers to {ref!r}, which it does not have.", hint=_WRITE)
+            raise UnreadableSnapshot(f"{path} is not a snapshot: {name} refers to {ref!r}, which is not defined.", hint=_WRITE)
 
 
 def as_text(snapshot: Snapshot) -> str:
-    """Return the text of a snapshot: sorted, a line for each fact, so that two branches rarely change the same one."""
+    """Return the text of a snapshot. It is sorted and has one fact per line, so that two branches rarely change the same line."""
     return msgspec.json.format(msgspec.json.encode(snapshot, order="sorted"), indent=2).decode() + "\n"
 
 
 def write(path: Path, snapshot: Snapshot) -> bool:
     """
-    Write a snapshot; return False where the file has it already.
+    Write a snapshot to a file; return False if the file already has it.
 
     Raises:
         UnreadableSnapshot: the file cannot be written.
@@ -179,11 +180,12 @@ def write(path: Path, snapshot: Snapshot) -> bool:
             return False
         path.write_bytes(text.encode())
     except OSError as error:
-        raise _not_possible(path, "written", error) from error
+        raise _file_error(path, "written", error) from error
     return True
 
 
-def _not_possible(path: Path, what: str, error: OSError) -> UnreadableSnapshot:
+def _file_error(path: Path, action: str, error: OSError) -> UnreadableSnapshot:
     return UnreadableSnapshot(
-        f"{path} cannot be {what}: {error.strerror or error}.", hint="Correct its permissions, or name another file with --file."
+        f"{path} cannot be {action}: {error.strerror or error}.",
+        hint="Correct its permissions, or name another file with --file.",
     )

@@ -100,9 +100,12 @@ class TestSettings:
             ({"TOPICS": {"a": {"RETENTION": timedelta(0)}}}, r'OUTBOX\["TOPICS"\]\["a"\]\["RETENTION"\] is 0:00:00'),
             (
                 {"TOPICS": {"topic-5841": {}, "topic-22932": {}}},
-                r"'topic-5841' and 'topic-22932' in .* have the same id.*\. Call",
+                r"'topic-5841' and 'topic-22932' in .* have the same id.*\. Rename",
             ),
-            ({"TOPICS": {"a": {"BROKER": "b"}}}, r'\["a"\] names the broker \'b\', which is not in .* \(default\)\. Add it'),
+            (
+                {"TOPICS": {"a": {"BROKER": "b"}}},
+                r'\["a"\] names the broker \'b\', which is not in .* \(default\)\. Add the broker',
+            ),
         ],
     )
     def test_name_what_is_wrong(self, settings, outbox, text):

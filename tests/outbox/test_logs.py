@@ -4,7 +4,7 @@ import logging
 import pytest
 
 from outbox import logs
-from outbox.logs import MAX_ERROR_CHARACTERS, MAX_TRACEBACK_CHARACTERS, MOST_LINES, get_logger, log_fields, one_line
+from outbox.logs import MAX_ERROR_CHARACTERS, MAX_LINES, MAX_TRACEBACK_CHARACTERS, get_logger, log_fields, one_line
 
 FORGED = "of nobody\n2026-01-01 00:00:00 INFO outbox: all is well"
 
@@ -130,16 +130,16 @@ class TestARepeatedLine:
         for number in range(1000):
             say("It failed: %s", "x" * number)
 
-        assert len(written()) == MOST_LINES
+        assert len(written()) == MAX_LINES
 
     def test_has_its_traceback_when_it_is_written_first_though_it_was_left_out_before(self, say, written, now):
-        for number in range(MOST_LINES + 1):
+        for number in range(MAX_LINES + 1):
             say("It failed: %s", "x" * number, exc_info=ValueError("a bug"))
         now[0] += 60
 
-        say("It failed: %s", "x" * MOST_LINES, exc_info=ValueError("a bug"))
+        say("It failed: %s", "x" * MAX_LINES, exc_info=ValueError("a bug"))
 
-        assert written()[-2:] == [f"WARNING It failed: {'x' * MOST_LINES} (1 more time)", "  ValueError: a bug"]
+        assert written()[-2:] == [f"WARNING It failed: {'x' * MAX_LINES} (1 more time)", "  ValueError: a bug"]
 
     def test_is_the_same_where_its_cause_is(self, say, written):
         for cause, text in (("unsigned", "/a"), ("unsigned", "/b"), ("stale", "/a")):

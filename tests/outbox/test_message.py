@@ -267,7 +267,7 @@ class TestAnAbstractBase:
         assert message_types() == {"Order": kind}
 
     def test_has_no_messages(self):
-        with pytest.raises(TypeError, match=r"^Base is abstract: it is a base of message types, not one itself\. Use one"):
+        with pytest.raises(TypeError, match=r"^Base is abstract: it is only a base of message types\. Use one"):
             self.Base(order_id=1)
 
     def test_has_no_upgrades(self):

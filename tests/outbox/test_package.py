@@ -53,7 +53,7 @@ class TestPublicNames:
 
     @pytest.mark.parametrize("name", outbox._MOVED)
     def test_of_the_first_release_say_what_they_are_called(self, name):
-        with pytest.raises(ImportError, match=f"outbox.{name} is called outbox.") as moved:
+        with pytest.raises(ImportError, match=f"outbox.{name} has been called outbox.") as moved:
             getattr(outbox, name)
 
         assert import_string(str(moved.value).split()[-3])

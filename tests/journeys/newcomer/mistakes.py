@@ -203,7 +203,7 @@ CHECKED = [
     ),
     checked(
         "the project imports no Celery app",
-        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) There is no Celery app here.',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) No Celery app is imported.',
         ("mysite/__init__.py", "from mysite.celery import app", ""),
         page="celery-tasks.md",
     ),
@@ -215,7 +215,7 @@ CHECKED = [
     ),
     checked(
         "Celery's beat consumes for a group that is misspelt",
-        "(outbox.E058) Celery's beat consumes for the group 'pionts', which no @consumer is in.",
+        "(outbox.E058) Celery's beat consumes for the group 'pionts', which has no @consumer.",
         (SETTINGS, "", "from outbox.schedule import beat_schedule\nCELERY_BEAT_SCHEDULE = beat_schedule(consume=['pionts'])"),
         page="celery-tasks.md",
     ),
@@ -283,7 +283,7 @@ CHECKED = [
                     'URLs have no check-back endpoint.\n\tHINT: Add path("outbox/", include("outbox.api.urls"))'
                 ),
                 "the check-back URL has no secret": (
-                    '(outbox.E012) OUTBOX["CHECK_BACK"]["SECRETS"] is empty: the check-back URL takes signed requests only.'
+                    '(outbox.E012) OUTBOX["CHECK_BACK"]["SECRETS"] is empty, but the check-back URL accepts signed requests only.'
                 ),
             }
         },
@@ -374,7 +374,7 @@ CALLED = [
             call("publish(OrderPlaced(order_id=1), about=Order.objects.using('other').create())"): {
                 "the row is in another database": (
                     "OrderPlaced was published outside a transaction of database 'other', so nothing would tie it to the "
-                    "rows. Open are transactions of: default."
+                    "rows. Transactions are open in: default."
                 ),
             },
             call("publish_raw('order', {})"): {

@@ -111,19 +111,19 @@ BREAKS = {
     ),
     "a narrowed field": Release(
         edited("order_id: int", "order_id: Annotated[int, msgspec.Meta(ge=2)]"),
-        "no longer takes integer in the field order_id, only integer (at least 2): older messages cannot be read.",
+        "no longer accepts integer in the field order_id, only integer (at least 2): older messages cannot be read.",
         "of OrderPlaced version 2 cannot be read: Expected `int` >= 2 - at `$.order_id`",
         handled="",
     ),
     "a field of another type": Release(
         edited("order_id: int", "order_id: str"),
-        "no longer takes integer in the field order_id, only string: older messages cannot be read.",
+        "no longer accepts integer in the field order_id, only string: older messages cannot be read.",
         "of OrderPlaced version 2 cannot be read: Expected `str`, got `int` - at `$.order_id`",
         handled="",
     ),
     "a widened field": Release(
         edited("customer: str", "customer: str | None"),
-        "takes null in the field customer, which readers of the last release refuse: they take string.",
+        "accepts null in the field customer, but readers of the last release accept only string.",
     ),
     "a new field without a default": Release(
         edited("    customer: str\n", "    customer: str\n    total: int\n"),
@@ -133,7 +133,7 @@ BREAKS = {
     ),
     "a missing upgrade": Release(
         edited("version = 2", "version = 3"),
-        "has version 3, and no upgrade from version 2: messages of that version cannot be read.\n"
+        "has version 3, but no upgrade from version 2: messages of that version cannot be read.\n"
         "    Add a function with @OrderPlaced.upgrade_from(2).",
         "of OrderPlaced version 2 has no upgrade from version 2",
         handled="",
@@ -151,21 +151,23 @@ BREAKS = {
     ),
     "a type with another name": Release(
         edited("OrderPlaced", "OrderTaken"),
-        "is OrderTaken now: no handler takes its older messages, and readers of the last release do not know OrderTaken.\n"
+        "is OrderTaken now: no handler handles its older messages, and readers of the last release do not know OrderTaken.\n"
         '    Write `type = "OrderPlaced"` in class Meta of OrderTaken.',
         GONE,
         handled="",
     ),
-    "a type that is gone": Release("", "is gone: its messages that wait, or are dead letters, cannot be read.", GONE, handled=""),
+    "a type that is gone": Release(
+        "", "was removed: its messages that wait, or are dead letters, cannot be read.", GONE, handled=""
+    ),
     "another topic": Release(
         edited('topic = "orders"', 'topic = "sales"'),
-        "has the topic 'sales', and had 'orders', where readers of the last release wait for it.",
+        "has the topic 'sales', and had 'orders', from which readers of the last release receive it.",
         "of OrderPlaced version 2 cannot be read: its type has another topic than 'orders' now",
         handled="",
     ),
     "another key": Release(
         edited('key = "order_id"', 'key = "customer"'),
-        "has the key 'customer', and had 'order_id': its order and searches are by another value.",
+        "has the key 'customer', and had 'order_id': order and searches use another value.",
     ),
 }
 

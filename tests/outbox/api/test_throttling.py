@@ -81,7 +81,7 @@ class TestOnRedis:
         answers = [post(question_of(STRANGE), request_id="msg_1").status_code for _ in range(12)]
 
         assert answers == [200] * 12
-        assert caplog.text.count("Check-backs are not limited, since the default cache cannot be used: ConnectionError") == 1
+        assert caplog.text.count("Check-backs are not limited, because the default cache cannot be used: ConnectionError") == 1
 
 
 class TestCountRequest:

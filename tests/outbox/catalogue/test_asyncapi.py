@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from outbox import Message, consumer, message
-from outbox.catalogue.asyncapi import HEADERS, ON_TOPICS, document
+from outbox.catalogue.asyncapi import HEADERS, HEADERS_OF_TYPES, document
 from outbox.catalogue.entries import read_entries
 from outbox.consuming import register
 from tests.outbox.brokers.messages_page import names
@@ -207,7 +207,7 @@ class TestMessages:
         assert {"ce-id", "outbox-key", "outbox-tag", "outbox-stored-at"} < set(headers)
 
     def test_have_the_headers_that_the_page_for_other_programs_lists(self):
-        ours = {*HEADERS, *(name for headers in ON_TOPICS.values() for name in headers)}
+        ours = {*HEADERS, *(name for headers in HEADERS_OF_TYPES.values() for name in headers)}
 
         assert ours == names("Ours")
 

@@ -106,7 +106,7 @@ class TestTheTopic:
         brokers = {alias: {"BACKEND": "outbox.celery.CeleryBroker", "OPTIONS": OPTIONS} for alias in ("one", "two")}
         settings.OUTBOX = {"BROKERS": brokers}
 
-        with pytest.raises(ConfigurationError, match="reserved for the broker 'two', and OUTBOX gives it to 'one'"):
+        with pytest.raises(ConfigurationError, match="reserved for the broker 'two', but OUTBOX assigns it to 'one'"):
             conf.settings()
 
     def test_leaves_a_backend_that_cannot_be_imported_to_the_checks(self, settings: Any):

@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 from outbox.brokers.base import SendStatus
 from outbox.brokers.confirms import WRITE_BYTES
 from outbox.celery import CeleryBroker
-from outbox.celery.confirms import WRITE_TASKS
+from outbox.celery.confirms import TASKS_PER_WRITE
 from outbox.errors import BrokerUnavailable
 from project.servers.rabbitmq import RabbitMQ
 from tests.outbox.celery.app import app as tests_app
@@ -81,7 +81,7 @@ class TestSend:
             results = broker.send([task(number) for number in range(500)])
 
         assert statuses(results) == [ACCEPTED] * 500
-        assert len(writes) <= 500 // WRITE_TASKS + sum(writes) // WRITE_BYTES
+        assert len(writes) <= 500 // TASKS_PER_WRITE + sum(writes) // WRITE_BYTES
 
     def test_waits_for_nothing_before_a_task_while_the_server_has_said_nothing(self, broker: CeleryBroker, monkeypatch):
         broker.send([task(1)])

@@ -101,9 +101,9 @@ class TestOverHttp:
     @pytest.mark.parametrize(
         ("status", "says"),
         [
-            (404, 'answered 404 Not Found. Add path("outbox/", include("outbox.api.urls")) to the urlpatterns there, or correct'),
+            (404, 'answered 404 Not Found. Add path("outbox/", include("outbox.api.urls")) to its urlpatterns, or correct'),
             (403, 'answered 403 Forbidden. Let requests to OUTBOX["CHECK_BACK"]["URL"] pass without a login'),
-            (401, "answered 401 Unauthorized. Its SECRETS need the secret that signs"),
+            (401, "answered 401 Unauthorized. Add the first of OUTBOX"),
             (302, "answered 302 Found. Redirects are not followed"),
             (500, "answered 500 Internal Server Error. See the log of its web server"),
             (200, "did not answer as a check-back endpoint does: JSONDecodeError: Expecting value"),

@@ -44,7 +44,7 @@ def question_and_send(half: Half, sent: Resolution) -> Resolution:
 def _asking(settings, monkeypatch) -> Iterator[None]:
     backend = f"{AskingBroker.__module__}.{AskingBroker.__qualname__}"
     settings.OUTBOX = {"BROKERS": {"default": {"BACKEND": backend}}}
-    monkeypatch.setattr(module, "_mine", {})
+    monkeypatch.setattr(module, "_listening", {})
     listening.clear()
     yield
     listening.clear()

@@ -76,8 +76,8 @@ class TestE042OfThePipeline:
 
         (problem,) = [one for one in found() if one.id == "outbox.E042"]
 
-        assert problem.msg == 'OUTBOX["PIPELINE"] is set, but outbox.pipeline is installed by another AppConfig.'
-        assert problem.hint.startswith("Derive it from outbox.pipeline.apps.PipelineAppConfig.")
+        assert problem.msg == 'OUTBOX["PIPELINE"] is set, but outbox.pipeline is installed with another AppConfig.'
+        assert problem.hint.startswith("Derive this AppConfig from outbox.pipeline.apps.PipelineAppConfig.")
 
     def test_asks_for_nothing_where_there_are_no_such_settings(self, settings, without, found):
         without("outbox.pipeline")

@@ -38,7 +38,7 @@ class TestW030:
         (problem,) = found()
 
         assert problem.id == "outbox.W030"
-        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', and wakeups go to 'relays'."
+        assert problem.msg == "Celery's beat sends the sweep to the queue 'outbox', but wakeups go to 'relays'."
         assert "beat_schedule(queue='relays')" in problem.hint
 
     @pytest.mark.parametrize("outbox", [{"CELERY_WAKEUP": False}, {"TOPICS": {}}])
@@ -79,7 +79,7 @@ class TestE058:
         (problem,) = found()
 
         assert problem.id == "outbox.E058"
-        assert problem.msg == "Celery's beat consumes for the group 'pionts', which no @consumer is in."
+        assert problem.msg == "Celery's beat consumes for the group 'pionts', which has no @consumer."
         assert problem.hint == "Choices are: points."
 
     def test_says_where_handlers_are_found_if_there_are_none(self, app, found):

@@ -171,7 +171,7 @@ class TestE028:
         (problem,) = found()
 
         assert problem.id == "outbox.E028"
-        assert problem.msg == "The check-back endpoint runs in a transaction of 'default', by ATOMIC_REQUESTS."
+        assert problem.msg == "The check-back endpoint runs in a transaction of 'default', because of ATOMIC_REQUESTS."
         assert "outbox.api.urls" in problem.hint
 
     def test_is_quiet_about_ours(self, found, addresses):

@@ -38,7 +38,7 @@ class TestE005:
         (problem,) = found()
         assert problem.id == "outbox.E005"
         assert "Homeless has no topic, so it cannot be published." in problem.msg
-        assert "or `abstract = True` where it is only the base of others." in problem.hint
+        assert "or `abstract = True` if it is only the base of other types." in problem.hint
 
     def test_leaves_an_abstract_base_alone(self, found):
         class Base(Message):

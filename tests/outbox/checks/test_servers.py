@@ -38,7 +38,7 @@ class TestDatabaseUnfit:
         assert (problem.id, problem.obj) == ("outbox.database_unfit", "database 'default'")
         assert problem.msg == "It lacks the tables outbox_gap."
         assert problem.hint.startswith("Run manage.py migrate --database default")
-        assert "Where it has nothing to do, the tables were dropped, or are those of 0.1.0" in problem.hint
+        assert "If there is nothing to migrate, the tables were dropped, or are of version 0.1.0" in problem.hint
 
     @pytest.mark.parametrize("command", ["migrate", "migrate_schemas"])
     def test_is_silent_before_a_migration(self, found, renamed, monkeypatch, command):

@@ -92,7 +92,7 @@ class TestW050:
 
         assert enough == []
         assert problem.id == "outbox.W050"
-        assert "lets a delivery be held for 0:27:00" in problem.msg
+        assert "lets a consumer hold a delivery for 0:27:00 only" in problem.msg
         assert problem.hint.startswith("Lower it to 0:27:00")
 
     def test_is_quiet_where_a_delivery_is_held_for_any_time(self, settings, found):

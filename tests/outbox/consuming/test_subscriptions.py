@@ -34,7 +34,7 @@ def other_release(monkeypatch, *types, **options) -> None:
     """Another process of the group lives, whose code is another."""
     with monkeypatch.context() as patch:
         patch.setattr(register, "registered", {})
-        patch.setattr(heartbeats, "_started", "elsewhere")  # in a container of the same host name and process id
+        patch.setattr(heartbeats, "_random_id", "elsewhere")  # in a container of the same host name and process id
         takes(*types, **options)
         subscriptions.beat(group("cart"), "default")
 

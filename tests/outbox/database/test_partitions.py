@@ -157,7 +157,7 @@ class TestStrays:
         partitions.make_days("default", today=DAY)
 
         assert len(alerts) == 1
-        assert "outbox_message_default, of 2001-02-03" in alerts[0]["reason"]
+        assert "messages of 2001-02-03 in outbox_message_default" in alerts[0]["reason"]
 
     def test_are_moved_when_they_commit_while_their_day_is_made(self, connection):
         with database.connect("default") as publisher:

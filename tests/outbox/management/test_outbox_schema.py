@@ -136,7 +136,7 @@ class TestUnusableInput:
         ("text", "words"),
         [
             ("{", "is not a snapshot"),
-            ("<<<<<<< HEAD\n", "has the marker <<<<<<< of a merge in line 1"),
+            ("<<<<<<< HEAD\n", "has the conflict marker <<<<<<< in line 1"),
             ("[]", "Expected `object`"),
         ],
     )

@@ -192,5 +192,5 @@ class TestWhatItRefuses:
                 yield 1
 
     def test_is_a_database_without_its_name(self):
-        with pytest.raises(ConfigurationError, match=r"cannot decorate 'other'\. A database is named by using="):
+        with pytest.raises(ConfigurationError, match=r"cannot decorate 'other'\. To name a database, pass using="):
             transactional("other")

@@ -79,7 +79,7 @@ class TestAnOrderedTopic:
         assert Ticket.objects.count() == 50_000
 
     def test_locks_its_topic_where_a_transaction_has_very_many_keys(self, monkeypatch):
-        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        monkeypatch.setattr(key_locks, "MAX_KEYS", 3)
         with transaction.atomic():
             publish_many([ParcelMoved(parcel=str(number)) for number in range(5)])
             publish(ParcelMoved(parcel="6"))
@@ -94,7 +94,7 @@ class TestAnOrderedTopic:
             assert database.raw("default").execute(HELD).fetchall() == [(Lock.KEY, 1), (Lock.TOPIC_KEYS, 1)]
 
     def test_locks_its_topic_in_a_transaction_that_came_to_very_many_keys_where_it_is_free(self, monkeypatch):
-        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        monkeypatch.setattr(key_locks, "MAX_KEYS", 3)
         with transaction.atomic():
             for number in range(9):
                 publish(ParcelMoved(parcel=str(number)))
@@ -103,7 +103,7 @@ class TestAnOrderedTopic:
 
     @pytest.mark.timeout(30)
     def test_has_no_deadlock_where_two_transactions_come_to_very_many_keys(self, monkeypatch):
-        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        monkeypatch.setattr(key_locks, "MAX_KEYS", 3)
         with transaction.atomic():
             publish_many([ParcelMoved(parcel=f"mine-{number}") for number in range(2)])
             theirs = in_thread(lambda: [publish(ParcelMoved(parcel=f"theirs-{number}")) for number in range(9)])
@@ -113,7 +113,7 @@ class TestAnOrderedTopic:
         assert len(tickets()) == 20
 
     def test_waits_with_very_many_keys_for_the_publishers_of_each(self, monkeypatch):
-        monkeypatch.setattr(key_locks, "MOST_KEYS", 3)
+        monkeypatch.setattr(key_locks, "MAX_KEYS", 3)
         with transaction.atomic():
             publish(ParcelMoved(parcel="A", place=1))
             many = in_thread(lambda: publish_many([ParcelMoved(parcel=key, place=2) for key in "ABCDE"]))

@@ -32,8 +32,8 @@ class TestOutsideATransaction:
         assert str(caught.value) == (
             "OrderMade was published outside a transaction of database 'default', so nothing would tie it to the rows. "
             "Decorate the view or function with @transactional, or use `with outbox.atomic():`, around publish() and the "
-            "statements that write the rows. In on_commit() and in another thread, their transaction is over or another one; a "
-            "handler of post_save has that of its caller only."
+            "statements that write the rows. In an on_commit() hook their transaction is over, and another thread does not share "
+            "it; a receiver of post_save is in a transaction only if its caller has opened one."
         )
 
     def test_publish_raw_names_the_topic(self):
@@ -49,14 +49,17 @@ class TestOutsideATransaction:
             publish(OrderMade(order_id=1))
 
         assert "of database 'default'" in str(caught.value)
-        assert "Open are transactions of: other. If the rows are there, pass using= or about=" in str(caught.value)
+        assert "Transactions are open in: other. If the rows are there, pass using= or about=" in str(caught.value)
         assert "@transactional(using='default')" in str(caught.value)
 
     def test_publish_names_them_too_when_the_row_decided(self):
         group = Group(pk=7)
         group._state.db = "other"
 
-        with transaction.atomic(), pytest.raises(NotInTransaction, match=r"of database 'other'.*Open are .* of: default"):
+        with (
+            transaction.atomic(),
+            pytest.raises(NotInTransaction, match=r"of database 'other'.*Transactions are open in: default"),
+        ):
             publish(OrderMade(order_id=1), about=group)
 
     def test_publish_in_a_coroutine_names_apublish(self):
@@ -109,8 +112,8 @@ class TestPublishingWhenARowIsSaved:
 @pytest.mark.django_db(transaction=True, databases=BOTH)
 class TestRowsOfAnotherDatabase:
     SUSPECTED = (
-        "OrderMade is published to database 'default', whose transaction has run no statement yet, and transactions of 'other' "
-        "have. If its rows are there, pass about= or using=: no transaction spans both."
+        "OrderMade is published to database 'default', whose transaction has run no statement yet, but a transaction of 'other' "
+        "has. If the message's rows are there, pass about= or using=, because no transaction spans both databases."
     )
 
     @pytest.mark.parametrize(
@@ -294,7 +297,7 @@ class TestATestsOwnTransaction:
         with pytest.raises(NotInTransaction) as caught:
             publish(OrderMade(order_id=1), using="other")
 
-        assert "Open are transactions of" not in str(caught.value)
+        assert "Transactions are open in" not in str(caught.value)
 
     @pytest.mark.parametrize("block", [transaction.atomic, outbox_atomic])
     def test_holds_what_a_block_in_it_publishes(self, block):

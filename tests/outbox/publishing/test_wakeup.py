@@ -57,7 +57,7 @@ def app(monkeypatch):
     monkeypatch.setattr(celery, "current_app", app)
     monkeypatch.setattr(wakeup, "count_waiting", lambda connection, queue: 0)  # as if a worker took them
     monkeypatch.setattr(wakeup, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(wakeup, "BACK_OFF_SECONDS", 0.0)
+    monkeypatch.setattr(wakeup, "BACKOFF_SECONDS", 0.0)
     return app
 
 

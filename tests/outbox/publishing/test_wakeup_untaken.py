@@ -134,7 +134,7 @@ class TestWakeupsThatNoWorkerTakes:
             clock.now += 5
 
         [line] = written(caplog)
-        assert line.startswith("10 tasks wait in Celery's queue 'outbox', and as many for a minute")
+        assert line.startswith("10 tasks wait in Celery's queue 'outbox', and there were too many during the last minute")
         assert "Start workers for this queue" in line
 
     def test_are_not_named_after_two_looks_that_are_minutes_apart(self, app, caplog, clock):

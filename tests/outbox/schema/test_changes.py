@@ -142,7 +142,7 @@ class TestAFieldThat:
     def test_is_narrowed_is_named(self, break_of, before, after, refused, taken):
         text, hint = break_of(before, after)
 
-        assert text == f"no longer takes {refused} in the field thing, only {taken}: older messages cannot be read"
+        assert text == f"no longer accepts {refused} in the field thing, only {taken}: older messages cannot be read"
         assert hint == f"Write {RAISE}"
 
     @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ class TestAFieldThat:
     def test_is_narrowed_inside_is_named_with_its_path(self, break_of, before, after, field):
         text, _ = break_of(before, after)
 
-        assert text == f"no longer takes integer in the field {field}, only string: older messages cannot be read"
+        assert text == f"no longer accepts integer in the field {field}, only string: older messages cannot be read"
 
     @pytest.mark.parametrize(
         ("before", "after", "text"),
@@ -169,12 +169,12 @@ class TestAFieldThat:
             (
                 PlaceWithCity,
                 Closed,
-                "no longer takes string in the field thing.city, only no field: older",
+                "no longer accepts string in the field thing.city, only no field: older",
             ),
             (
                 Pair,
                 Triple,
-                "no longer takes array (at least 1 items) in the field thing, only array (at least 2",
+                "no longer accepts array (at least 1 items) in the field thing, only array (at least 2",
             ),
         ],
         ids=["new", "lost", "forbidden", "array"],
@@ -200,7 +200,7 @@ class TestAFieldThat:
     def test_is_widened_under_the_same_version_is_named(self, break_of, before, after, refused, taken):
         text, hint = break_of(before, after)
 
-        assert text == f"takes {refused} in the field thing, which readers of the last release refuse: they take {taken}"
+        assert text == f"accepts {refused} in the field thing, but readers of the last release accept only {taken}"
         assert hint == f"Write {RAISE}"
 
     @pytest.mark.parametrize("kind", [str, Place, list[int], Any, Card | Invoice | None])
@@ -233,7 +233,7 @@ class TestATypeThat:
             (
                 {},
                 {"topic": "sales"},
-                "has the topic 'sales', and had 'orders', where readers of the last release wait for it",
+                "has the topic 'sales', and had 'orders', from which readers of the last release receive it",
                 'Write `topic = "orders"` in class Meta of OrderPlaced, or give the new topic to a new type.',
             ),
             (
@@ -245,7 +245,7 @@ class TestATypeThat:
             (
                 {},
                 {"key": ""},
-                "has the key '', and had 'order_id': its order and searches are by another value",
+                "has the key '', and had 'order_id': order and searches use another value",
                 'Write `key = "order_id"` in class Meta of OrderPlaced, or give the new key to a new type.',
             ),
             (
@@ -257,15 +257,15 @@ class TestATypeThat:
             (
                 {},
                 {"version": 3, "upgrades": (2,)},
-                "has version 3, and no upgrade from version 1: messages of that version cannot be read",
+                "has version 3, but no upgrade from version 1: messages of that version cannot be read",
                 "Add a function with @OrderPlaced.upgrade_from(1).",
             ),
             (
                 {"version": 3, "upgrades": (1, 2)},
                 {"version": 3, "upgrades": (2,)},
                 "has lost its upgrade from version 1: messages of that version cannot be read",
-                "Restore the function with @OrderPlaced.upgrade_from(1). If no such message can come any more, run outbox_schema "
-                "--write --accept-breaks.",
+                "Restore the function with @OrderPlaced.upgrade_from(1). If no such message can arrive any more, run "
+                "outbox_schema --write --accept-breaks.",
             ),
         ],
         ids=["topic", "tag", "key", "lower", "upgrade", "lost upgrade"],
@@ -278,15 +278,15 @@ class TestATypeThat:
     def test_is_gone_is_named(self, define, changed):
         (change,) = changed(define, lambda: None)
 
-        assert change.text == "is gone: its messages that wait, or are dead letters, cannot be read"
+        assert change.text == "was removed: its messages that wait, or are dead letters, cannot be read"
         assert change.hint.startswith(
-            "Restore the class, and only remove what publishes it. If no such message can come any more, run "
+            "Restore the class, and only remove the code that publishes it. If no such message can arrive any more, run "
         )
 
     def test_is_renamed_is_named_with_its_new_name(self, define, changed):
         gone, new = changed(define, lambda: define("OrderTaken"))
 
-        assert gone.text.startswith("is OrderTaken now: no handler takes its older messages")
+        assert gone.text.startswith("is OrderTaken now: no handler handles its older messages")
         assert gone.hint == 'Write `type = "OrderPlaced"` in class Meta of OrderTaken.'
         assert (new.type, new.text, new.breaks) == ("OrderTaken", "is new", False)
 
@@ -296,7 +296,7 @@ class TestATypeThat:
     def test_is_gone_while_another_one_is_new_is_not_called_renamed(self, define, changed):
         gone, _ = changed(define, lambda: define("OrderPaid", fields={"order_id": int, "cents": int}))
 
-        assert gone.text.startswith("is gone")
+        assert gone.text.startswith("was removed")
 
     def test_gets_a_tag_breaks_nobody(self, define, changed):
         (change,) = changed(define, lambda: define(tag="eu"))
@@ -314,8 +314,8 @@ class TestATypeThat:
         )
 
         assert [one.text.partition(":")[0] for one in found] == [
-            "has the topic 'sales', and had 'orders', where readers of the last release wait for it",
+            "has the topic 'sales', and had 'orders', from which readers of the last release receive it",
             "has lost the field a, which older messages have",
             "has lost the field b, which older messages have",
-            "no longer takes integer in the field order_id, only string",
+            "no longer accepts integer in the field order_id, only string",
         ]

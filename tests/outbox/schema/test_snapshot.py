@@ -188,7 +188,7 @@ class TestRead:
                 r"is not a snapshot: Expected `int`, got `str` - at `\$\.types\[\.\.\.\]\.version`",
             ),
             ('{"types": {"A": {}}}', r"is not a snapshot: Object missing required field `version` - at `\$\.types"),
-            ('{"format": 2}', "has the format 2; this release reads 1. Install the release that wrote it."),
+            ('{"format": 2}', "has the format 2, but this release reads only 1. Install the release that wrote the file."),
             ('{"types": %s}' % ('{"A": ' * 100_000), "is not a snapshot: "),
         ],
         ids=["empty", "cut", "malformed", "array", "wrong type", "missing", "newer", "deep"],
@@ -218,9 +218,7 @@ class TestRead:
         lines = snapshot.as_text(taken).splitlines(keepends=True)
         path.write_text("".join([*lines[:2], "<<<<<<< HEAD\n", *lines[2:3], "=======\n", ">>>>>>> feature\n", *lines[3:]]))
 
-        with pytest.raises(
-            UnreadableSnapshot, match=r"has the marker <<<<<<< of a merge in line 3\. Keep the side of the branch"
-        ):
+        with pytest.raises(UnreadableSnapshot, match=r"has the conflict marker <<<<<<< in line 3\. Keep the side of the branch"):
             snapshot.read(path)
 
     def test_names_a_file_that_is_not_a_text(self, path):

@@ -29,7 +29,7 @@ class TestRules:
             raise RuntimeError("no end")
 
         assert examined(endless, wakeups) == [
-            ("outbox.rule_fails", "rule outbox.endless", "It fails when it is asked. no end."),
+            ("outbox.rule_fails", "rule outbox.endless", "It fails when it is called. no end."),
             ("outbox.no_worker", "queue 'outbox'", "4 tasks wait."),
             ("outbox.no_worker", "queue 'outbox'", "A worker discards them."),
         ]
