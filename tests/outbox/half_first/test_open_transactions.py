@@ -253,5 +253,5 @@ class TestADatabaseThatCannotTell:
         with frozen_server("default"):
             found = read_open_transactions([(half.message_id, half.token)])
 
-        assert found[half.message_id].startswith("Database 'default' cannot be asked: ")
+        assert found[half.message_id].startswith("Database 'default' cannot be queried: ")
         assert "timeout expired" in found[half.message_id]
