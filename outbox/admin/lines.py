@@ -12,14 +12,14 @@ import msgspec
 from outbox.admin.text import Text, local
 
 WIDTH, HEIGHT = 1100, 130
-LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
+LEFT, TOP, BOTTOM = 64, 12, 22  # margins: the scale is on the left, and the times are below
 
 
-Values = Sequence[float | None]  # at equal distances; None: unknown, and the line is interrupted
+Values = Sequence[float | None]  # at equal intervals of time; None is unknown, and interrupts the line
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Where a value stands, from 0 (bottom) to 1. By decades where values of all sizes are to be seen."""
+    """The vertical scale, which maps values to heights from 0 (bottom) to 1; logarithmic if `is_by_decades`."""
 
     low: float
     high: float
@@ -34,12 +34,12 @@ class Scale(msgspec.Struct, frozen=True):
         low = math.floor(math.log10(min(known)))
         return cls(low, max(low + 1, math.ceil(math.log10(max(known)))), True)
 
-    def place(self, value: float) -> float:
-        """Return the height of a value."""
+    def height_of(self, value: float) -> float:
+        """Return the height of a value, from 0 to 1."""
         scaled = (math.log10(value) if value > 0 else self.low) if self.is_by_decades else value
         return (scaled - self.low) / (self.high - self.low)
 
-    def ends(self) -> tuple[float, float]:
+    def limits(self) -> tuple[float, float]:
         """Return the values at the bottom and at the top."""
         return (10**self.low, 10**self.high) if self.is_by_decades else (self.low, self.high)
 
@@ -56,17 +56,17 @@ def drawing(
     by_decades: bool = False,
 ) -> dict[str, Any]:
     """
-    Return what the drawing's template needs.
+    Return the context that the drawing's template needs.
 
     Args:
-        name: of this drawing on its page, for references.
-        lines: the values of each, by its name.
-        say: puts a value into words.
-        by_decades: draw by decades, not by equal steps.
+        name: a prefix of HTML ids, unique on the page.
+        lines: name of a line -> its values.
+        say: returns a value as text.
+        by_decades: use a logarithmic scale, for values of very different sizes.
     """
     known = [value for values in lines.values() for value in values if value is not None]
     scale = Scale.of(known, by_decades=by_decades)
-    low, high = scale.ends()
+    low, high = scale.limits()
     return {
         "name": name,
         "title": title,
@@ -96,7 +96,7 @@ def _pieces(values: Values, scale: Scale) -> Any:
     piece: list[tuple[float, float]] = []
     for n, value in enumerate([*values, None]):
         if value is not None:
-            piece.append((LEFT + n * step, HEIGHT - BOTTOM - scale.place(value) * (HEIGHT - BOTTOM - TOP)))
+            piece.append((LEFT + n * step, HEIGHT - BOTTOM - scale.height_of(value) * (HEIGHT - BOTTOM - TOP)))
         elif piece:
             if len(piece) == 1:
                 piece = [(piece[0][0] - 2, piece[0][1]), (piece[0][0] + 2, piece[0][1])]

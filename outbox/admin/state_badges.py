@@ -1,4 +1,4 @@
-"""Badges of a message's state, and of its state in groups that know and have not handled it."""
+"""Badges of a message's state, and of its state in the groups that know it and have not handled it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discard
 
 
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
-    """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
+    """Return badges for a message's state and for groups that have not handled it; then "sent" is not shown in green."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_end(end),) for end in ended)])
+    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_group_badge(end),) for end in ended)])
 
 
-def _end(one: GroupEnd) -> SafeString:
-    tone = Severity.WAITING if one.outcome == "deferred" else Severity.BAD
-    by_user = _("{outcome} by {by} for group {group}") if one.by else _("{outcome} for group {group}")
-    outcome = OUTCOMES.get(one.outcome, one.outcome)
-    return badge(by_user.format(outcome=outcome, by=plain(one.by), group=plain(one.group)), tone)
+def _group_badge(end: GroupEnd) -> SafeString:
+    tone = Severity.WAITING if end.outcome == "deferred" else Severity.BAD
+    text = _("{outcome} by {by} for group {group}") if end.by else _("{outcome} for group {group}")
+    outcome = OUTCOMES.get(end.outcome, end.outcome)
+    return badge(text.format(outcome=outcome, by=plain(end.by), group=plain(end.group)), tone)

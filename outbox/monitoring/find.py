@@ -2,7 +2,7 @@
 Find messages by an id, a key, the row that they are about, or a field of their body.
 
 Ids, keys and rows have an index. Bodies have none, since every publish would pay for it. So a search by a field reads the newest
-`LOOK_AT` messages of its time range, for at most `SECONDS`, and returns how far it got.
+`MAX_MESSAGES_READ` messages of its time range, for at most `MAX_SECONDS`, and returns how far it got.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from outbox.ids import first_id_at
 from outbox.message import Header, read_headers
 from outbox.publishing.transactions import describe, describe_key
 
-LOOK_AT = 100_000  # the newest messages of a time range that a search by a field reads
-SECONDS = 10.0
+MAX_MESSAGES_READ = 100_000  # the newest messages of a time range that a search by a field reads
+MAX_SECONDS = 10.0
 BODY_BYTES = 256 * 1024  # larger bodies are not searched
 CHUNK = 100  # bodies that are read at once
 
@@ -45,7 +45,7 @@ SELECT id FROM outbox_message WHERE (key = %(text)s AND key <> '' OR about = ANY
     AND id >= %(first)s AND id < %(end)s ORDER BY id DESC LIMIT %(limit)s
 """
 
-# The oldest message that is read, if the range has more than `LOOK_AT`.
+# The oldest message that is read, if the range has more than `MAX_MESSAGES_READ`.
 FLOOR = "SELECT id FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id DESC OFFSET %s LIMIT 1"
 
 # Bodies that contain the name of the field and the value somewhere; JSON is parsed in Python, since PostgreSQL would fail at the
@@ -94,7 +94,7 @@ class Found(msgspec.Struct, frozen=True):
     Args:
         is_cut: more messages match, or may match, than were returned.
         reached: the oldest message that a search by a field has read, if it ended before the end of its range.
-        is_late: the search took longer than `SECONDS`; then `reached` is None if nothing was read.
+        is_late: the search took longer than `MAX_SECONDS`; then `reached` is None if nothing was read.
     """
 
     ids: list[UUID]
@@ -213,9 +213,9 @@ def find_by_field(
         first, end: the range of ids.
         may_read: returns whether the person may read a field, from the message's headers and the field's top-level name.
     """
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     asked_end = end
-    row = connection.execute(FLOOR, [first, end, LOOK_AT]).fetchone()
+    row = connection.execute(FLOOR, [first, end, MAX_MESSAGES_READ]).fetchone()
     floor = row[0] if row else first
     arguments = {
         "first": floor,

@@ -53,7 +53,7 @@ class Command(BaseCommand):
 
 def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     """
-    Return the topic's pause in each database that has the topic. All are read before any is changed.
+    Return the topic's pause in each database that has the topic; all are read before the first is changed.
 
     Raises:
         CommandError: no database has the topic.
@@ -64,7 +64,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
         with database.connect(alias, application_name="outbox pause") as connection:
             database.ensure_fit(alias, connection)
             if topic in conf.settings().topics:
-                topics.write_topic(connection, topic)  # it may be new, and have no row yet
+                topics.write_topic(connection, topic)  # a new topic may have no row yet
             pauses = topics.pauses(connection)
         known.update(pauses)
         if topic in pauses:
@@ -82,13 +82,13 @@ def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]
 
 
 def _as_text(alias: str, topic: str, pause: Pause | None, *, is_changed: bool) -> str:
-    place = f"Database {alias!r}: topic {topic!r}"
+    subject = f"Database {alias!r}: topic {topic!r}"
     if pause is None:
-        return f"{place} is resumed." if is_changed else f"{place} was not paused."
-    what = "is paused" if is_changed else "was paused before"
+        return f"{subject} is resumed." if is_changed else f"{subject} was not paused."
+    verb = "is paused" if is_changed else "was paused before"
     by = f" by {pause.by}" if pause.by else ""
     since = f" since {pause.at:%Y-%m-%d %H:%M:%S %Z}" if pause.at else ""
-    return f"{place} {what}{by}{since}" + (f": {pause.reason}" if pause.reason else ".")
+    return f"{subject} {verb}{by}{since}" + (f": {pause.reason}" if pause.reason else ".")
 
 
 def _as_json(pause: Pause | None) -> dict[str, Any]:

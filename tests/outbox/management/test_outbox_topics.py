@@ -67,7 +67,7 @@ class TestTopics:
             "default  topic  orders   missing  type=fifo, queues=4",
             "default  topic  parcels  missing  type=transaction, queues=2",
             "",
-            "Run manage.py outbox_topics --create to create what is missing.",
+            "Run manage.py outbox_topics --create to create the missing ones.",
         ]
         assert not EmbeddedTopic.objects.exists()
 
@@ -90,12 +90,12 @@ class TestTopics:
         assert code == 1
         assert "default  topic  orders   different  type normal, not fifo; 8 queues, not 4" in said
         assert "default  topic  parcels  created    type=transaction, queues=2" in said
-        assert "What is different was left as it is" in said
+        assert "Different ones were left as they are" in said
         assert EmbeddedTopic.objects.values_list("type", "queues").get(name="orders") == ("normal", 8)
 
     def test_says_which_broker_does_not_tell_what_it_needs(self):
         assert topics("--broker", "memory") == (
-            "Broker 'memory': MemoryBroker does not tell what it needs at its server.\n",
+            "Broker 'memory': MemoryBroker does not list the resources that it needs.\n",
             0,
         )
 
