@@ -1,8 +1,8 @@
 """
 The time of a test. Nothing sleeps: to let time pass, all stored times are moved back.
 
-Rows and memory brokers have times of real clocks, the database's and Python's. `age_rows` moves these times back, so that a message
-that was due in an hour is due now, while the code under test reads the real clocks.
+Rows and memory brokers have times of real clocks, the database's and Python's. `age_rows` moves these times back, so that
+a message that was due in an hour is due now, while the code under test reads the real clocks.
 """
 
 from __future__ import annotations

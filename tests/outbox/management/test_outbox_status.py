@@ -305,7 +305,7 @@ class TestMessage:
 
     def test_says_that_the_search_took_too_long(self, publish, monkeypatch, capsys):
         monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
-        monkeypatch.setattr(find, "SECONDS", 0.0)
+        monkeypatch.setattr(find, "MAX_SECONDS", 0.0)
         publish(body=b'{"a":1}')
 
         assert status("--message", "a=1") == 1

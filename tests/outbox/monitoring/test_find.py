@@ -216,7 +216,7 @@ class TestFindByField:
 
     def test_ends_when_its_time_is_up(self, message, monkeypatch):
         message(body=b'{"a":1}')
-        monkeypatch.setattr(module, "SECONDS", 0.0)
+        monkeypatch.setattr(module, "MAX_SECONDS", 0.0)
         monkeypatch.setattr(module, "CANDIDATES", f"SELECT pg_sleep(5) FROM ({module.CANDIDATES}) one")
         began = time.monotonic()
 
