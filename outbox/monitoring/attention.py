@@ -89,7 +89,7 @@ def _read_only(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.broker_away", needs=Needs.STATUS)
-def _brokers(status: Status) -> Iterator[Finding]:
+def _unreachable_brokers(status: Status) -> Iterator[Finding]:
     """
     broker_away: A relay cannot send to a broker, or the broker cannot be reached.
         Start the broker, or correct its OPTIONS. Messages wait; none is lost.
@@ -112,7 +112,7 @@ def no_answer(relay: ProcessStatus) -> str:
 
 
 @rule("outbox.no_relay", "outbox.no_checker", needs=Needs.STATUS)
-def _relays(status: Status) -> Iterator[Finding]:
+def _missing_relays(status: Status) -> Iterator[Finding]:
     """
     no_relay: No relay of a broker has sent a heartbeat for 8 s.
         Start `outbox_relay`, or check that Celery's worker and beat run.
@@ -173,7 +173,7 @@ def _untaken_wakeups(status: Status, connection: Connection) -> Iterator[Finding
 
 
 @rule("outbox.no_beat", needs=Needs.STATUS)
-def _beat(status: Status) -> Iterator[Finding]:
+def _missing_beat(status: Status) -> Iterator[Finding]:
     """
     no_beat: Celery's beat sends no sweep, although its schedule has one, so workers relay on wakeups alone.
         Start `celery beat`.
@@ -191,7 +191,7 @@ def _beat(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.servers_differ", needs=Needs.STATUS)
-def _servers(status: Status) -> Iterator[Finding]:
+def _differing_servers(status: Status) -> Iterator[Finding]:
     """
     servers_differ: The settings of a process name another server for a broker than the settings of the broker's relays, so
     messages of one do not reach the other.
@@ -209,12 +209,12 @@ def _servers(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.process_fails", needs=Needs.STATUS)
-def _failing(status: Status) -> Iterator[Finding]:
+def _failing_processes(status: Status) -> Iterator[Finding]:
     """
     process_fails: A relay, consumer, check-back loop or checker is running but cannot do its work; the finding quotes the error.
         Correct what the error names, such as a missing permission. The process tries again automatically.
     """
-    unreachable = {finding.obj for finding in _brokers(status)}  # which explains why loops that need these brokers fail
+    unreachable = {finding.obj for finding in _unreachable_brokers(status)}  # their loops fail for that reason
     reported: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
     for process in status.processes:
         for loop, error in sorted(process.errors.items()):
@@ -236,7 +236,7 @@ def process_fails(process: ProcessStatus, loop: str) -> Finding:
 
 
 @rule("outbox.process_silent", needs=Needs.STATUS)
-def _silent(status: Status) -> Iterator[Finding]:
+def _silent_processes(status: Status) -> Iterator[Finding]:
     """
     process_silent: One of several processes was killed or is frozen, and others do its work.
         Restart it.
@@ -252,7 +252,7 @@ def _silent(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.rejected", "outbox.paused", "outbox.unknown_topic", "outbox.misconfigured", "outbox.send_fails", needs=Needs.STATUS)
-def _topics(status: Status) -> Iterator[Finding]:
+def _blocked_topics(status: Status) -> Iterator[Finding]:
     """
     rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
         `outbox_replay --unsent --all`, or `--discard`.
@@ -301,7 +301,7 @@ def unknown_topic(topic: str, messages: int, seconds: float | None = None) -> Fi
 
 
 @rule("outbox.late", needs=Needs.STATUS)
-def _late(status: Status) -> Iterator[Finding]:
+def _late_topics(status: Status) -> Iterator[Finding]:
     """
     late: A message has waited for more than a minute.
         [Ask why](../how-to/watch.md#why-is-this-message-not-out-yet).
@@ -315,7 +315,7 @@ def _late(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.misconfigured", "outbox.no_handler", "outbox.given_up", needs=Needs.STATUS)
-def _undelivered(status: Status) -> Iterator[Finding]:
+def _undelivered_messages(status: Status) -> Iterator[Finding]:
     """
     no_handler: Messages of a topic wait for a group that has no handler for them in this release, and no consumer of another
     release has taken them in the last hour; or deferred messages are due, and no live process has a handler for them.
@@ -357,7 +357,7 @@ def _undelivered(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.no_consumer", needs=Needs.STATUS)
-def _consumers(status: Status) -> Iterator[Finding]:
+def _missing_consumers(status: Status) -> Iterator[Finding]:
     """
     no_consumer: Messages wait for a group, at the broker or deferred, and no consumer of it is running. The doctor also names
     groups for which no message waits.
@@ -410,7 +410,7 @@ def _progress(status: Status) -> Iterator[Finding]:
         }
         stuck = [finding for _, process in sorted(hanging.items()) for finding in hangs(process)]
         for topic, progress in sorted(group.progress.items()):
-            stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
+            stuck += _find_stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
         waiting = group.backlog
         if not stuck and group.per_minute and waiting > group.per_minute * SLOW_MINUTES:
             takes = age(60 * waiting / group.per_minute)
@@ -428,7 +428,9 @@ def hangs(process: ProcessStatus) -> Iterator[Finding]:
         yield Finding("outbox.group_stuck", process.subject, cause, step, seconds=handling.seconds)
 
 
-def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Finding]:
+def _find_stuck(
+    group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool
+) -> Iterator[Finding]:
     """
     Yield why a group that has consumers makes no progress in a topic, or with some of the topic's messages.
 
@@ -466,7 +468,7 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
 
 
 @rule("outbox.dead_letters", "outbox.no_handler", "outbox.most_deferred", needs=Needs.STATUS)
-def _deferred(status: Status) -> Iterator[Finding]:
+def _deferred_messages(status: Status) -> Iterator[Finding]:
     """
     dead_letters: A group has dead letters, which are not handled again automatically.
         Correct the cause, then `outbox_replay`, or discard.
@@ -516,7 +518,7 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 
 
 @rule("outbox.blocked", "outbox.long_transaction", needs=Needs.DATABASE)
-def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
+def _blocking_sessions(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     blocked: A session holds locks for which publishers of a key, relays or consumers have waited for more than 5 s. The finding
     names the session, and the sessions that wait for it.
@@ -535,7 +537,7 @@ def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
 
 
 @rule("outbox.gap", "outbox.ignored", "outbox.parked", "outbox.code_differs", needs=Needs.STATUS)
-def _records(status: Status) -> Iterator[Finding]:
+def _recorded_problems(status: Status) -> Iterator[Finding]:
     """
     gap: Messages of some numbers did not reach a group, and the broker no longer has them for the group.
         [See them, and deliver them again](../how-to/replay.md#messages-that-a-group-lost-or-ignored): `outbox_replay --lost`.

@@ -228,7 +228,7 @@ def check_brokers() -> Iterator[Finding]:
 
 
 def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
-    """Yield a finding for each database that has lost what its relays sent in a broker's transactions, and will send it again."""
+    """Yield a finding for each database that does not know all messages as sent that its relays committed at a broker."""
     if not TransactionalSends.has(conf.broker_class(alias)):
         return
     with closing(conf.make_broker(alias)) as broker:

@@ -15,8 +15,8 @@ from project.demo.report import LEDGERS, Connection, Kills, number
 # The number of messages that wait to be claimed, or are delayed.
 UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
 
-# The number of unfinished messages with a broker outside the database, from the outbox's tables: unsent and unhandled ones, and the
-# redeliveries that are still expected (and dropped by the inbox), one for each consumer that was killed before its ack.
+# The number of unfinished messages with a broker outside the database, from the outbox's tables: unsent and unhandled ones, and
+# the redeliveries that are still expected (and dropped by the inbox), one for each consumer that was killed before its ack.
 UNHANDLED = f"""
 {UNSENT}
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))

@@ -54,7 +54,7 @@ def _run(checkers: list[Checker]) -> None:
     Run checkers until a signal arrives.
 
     Raises:
-        CommandError: a thread ended by itself.
+        CommandError: a thread ended without a signal.
     """
     threads = [RepeatingThread(f"Checker of broker {checker.alias!r}", checker.turn, pause=BEAT_SECONDS) for checker in checkers]
     with GracefulShutdown(threads) as shutdown:

@@ -29,7 +29,9 @@ class Command(BaseCommand):
         parser.add_argument("topic", metavar="TOPIC", help="the topic's name")
         parser.add_argument("--resume", action="store_true", help="resume the topic")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for other operators")
-        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: the command with the system's user and host)")
+        parser.add_argument(
+            "--by", metavar="NAME", help="the operator's name (default: the command with the system's user and host)"
+        )
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 

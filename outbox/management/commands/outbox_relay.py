@@ -84,7 +84,7 @@ def _run(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.Re
     Run relays, check-backs and maintenance until a signal arrives.
 
     Raises:
-        CommandError: a thread ended by itself.
+        CommandError: a thread ended without a signal.
     """
     relays = [RelayThread(target, takes_over=takes_over) for target in targets]
     threads = [*relays, *_side_threads(targets)]

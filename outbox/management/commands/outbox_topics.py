@@ -26,10 +26,10 @@ from outbox.monitoring.connection import connected
 from outbox.relay.hosts import relay_targets
 
 DONE = {"there", "created"}
-HOW_TO_CREATE = "Run manage.py outbox_topics --create to create the missing ones."
+HOW_TO_CREATE = "Run manage.py outbox_topics --create to create what is missing."
 NEVER_CHANGED = (
-    "Different ones were left as they are: correct the settings, or change them with the server's own tools, unless a line above "
-    "says otherwise."
+    "What differs was left as it is: correct the settings, or change it with the server's own tools, unless a line above says "
+    "otherwise."
 )
 
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that have topics)")
-        parser.add_argument("--create", action="store_true", help="create the missing ones")
+        parser.add_argument("--create", action="store_true", help="create missing topics, groups and queues")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:

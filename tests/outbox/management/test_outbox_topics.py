@@ -67,7 +67,7 @@ class TestTopics:
             "default  topic  orders   missing  type=fifo, queues=4",
             "default  topic  parcels  missing  type=transaction, queues=2",
             "",
-            "Run manage.py outbox_topics --create to create the missing ones.",
+            "Run manage.py outbox_topics --create to create what is missing.",
         ]
         assert not EmbeddedTopic.objects.exists()
 
@@ -90,7 +90,7 @@ class TestTopics:
         assert code == 1
         assert "default  topic  orders   different  type normal, not fifo; 8 queues, not 4" in said
         assert "default  topic  parcels  created    type=transaction, queues=2" in said
-        assert "Different ones were left as they are" in said
+        assert "What differs was left as it is" in said
         assert EmbeddedTopic.objects.values_list("type", "queues").get(name="orders") == ("normal", 8)
 
     def test_says_which_broker_does_not_tell_what_it_needs(self):
