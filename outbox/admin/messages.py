@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from outbox import conf, database
-from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.body_preview import is_field_shown
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
@@ -88,14 +88,8 @@ class StateFilter(Filter):
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
-class TopicIdFilter(Filter):
+class TopicIdFilter(TopicFilter):
     """Filter by topic in the table of messages, which has no index on the topic."""
-
-    title = _("topic")
-    parameter_name = "topic"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(topic.name, topic.name) for topic in topics(request)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
         if self.value() is None:
@@ -155,15 +149,14 @@ class MessageAdmin(ReadOnlyAdmin):
             late_text = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
             sentence = late_text if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
             note = format_html(str(sentence), moment(made_at(by_field.reached)), MAX_SECONDS)
-            return UnindexedResult(by_field.ids, by_field.reached, note)
-        return UnindexedResult(by_field.ids, note=TOO_LATE.format(MAX_SECONDS) if by_field.is_late else "")
+            return by_field.ids, by_field.reached, note
+        return by_field.ids, None, TOO_LATE.format(MAX_SECONDS) if by_field.is_late else ""
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state; return at most one more than a list counts."""
         state, topic = request.GET.get("state"), request.GET.get("topic")
-        if (
-            state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST) and request.GET.get("q", "").strip()
-        ):  # a search finds few rows
+        is_search = bool(request.GET.get("q", "").strip())
+        if is_search and state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST):  # a search finds few rows
             return rows.filter(id__in=MessageState.objects.filter(state=state, id__in=rows.values("id")).values("id"))
         if state in BATCHES:
             chosen = [known.id for known in topics(request) if known.name == topic] if topic else None
@@ -281,7 +274,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if not may_see(self.admin_site, Deferred, request):
             return []
         url = url_of(self.admin_site, "outbox_deferred_changelist")
-        groups = [end.group for end in timeline.ended if not end.by]
+        groups = [group for group, _outcome, by in timeline.ended if not by]
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _at_broker(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:

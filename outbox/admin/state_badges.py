@@ -30,11 +30,10 @@ OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discard
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
     """Return badges for a message's state and for groups that have not handled it; then "sent" is not shown in green."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_group_badge(end),) for end in ended)])
+    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_group_badge(*end),) for end in ended)])
 
 
-def _group_badge(end: GroupEnd) -> SafeString:
-    tone = Severity.WAITING if end.outcome == "deferred" else Severity.BAD
-    text = _("{outcome} by {by} for group {group}") if end.by else _("{outcome} for group {group}")
-    outcome = OUTCOMES.get(end.outcome, end.outcome)
-    return badge(text.format(outcome=outcome, by=plain(end.by), group=plain(end.group)), tone)
+def _group_badge(group: str, outcome: str, by: str) -> SafeString:
+    tone = Severity.WAITING if outcome == "deferred" else Severity.BAD
+    text = _("{outcome} by {by} for group {group}") if by else _("{outcome} for group {group}")
+    return badge(text.format(outcome=OUTCOMES.get(outcome, outcome), by=plain(by), group=plain(group)), tone)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from psycopg.rows import namedtuple_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus
 from outbox.brokers.capabilities import Receives, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
@@ -117,13 +117,6 @@ class GroupStatus(msgspec.Struct, frozen=True):
         )
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    waiting: dict[str, int] = msgspec.field(default_factory=dict)
-    given_up: dict[str, int] = msgspec.field(default_factory=dict)
-    trouble: str = ""
-    can_tell: bool = True
-
-
 class _Facts(msgspec.Struct, frozen=True):
     """
     The facts about all groups that the database has.
@@ -142,7 +135,7 @@ def read_groups(
     connection: Connection,
     using: str,
     processes: Sequence[ProcessStatus],
-    brokers: Mapping[str, BrokerStatus],
+    stored: Mapping[str, Collection[str]],
     deferred: Iterable[DeferredCount],
 ) -> list[GroupStatus]:
     """
@@ -151,15 +144,16 @@ def read_groups(
     Groups without code in this process are among them while messages wait for them, at the broker or deferred.
 
     Args:
-        brokers: the status of brokers that are stored in that database; of brokers that share tables, only of the first.
+        stored: alias of a broker that is stored in that database -> groups for which it keeps messages; of brokers that share
+            tables, only the first.
     """
     wanted = [(group, alias) for group in groups().values() if group.using == using for alias in _brokers_of(group)]
-    wanted += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
+    wanted += [(Group(name), alias) for name, alias in _without_code(connection, stored)]
     if not wanted:
         return []
     answers = _ask_brokers({(group.name, alias) for group, alias in wanted})
     facts = _read_facts(connection, deferred)
-    statuses = (_group_status(group, alias, answers[group.name, alias], facts, processes) for group, alias in wanted)
+    statuses = (_complete(answers[group.name, alias], group, facts, processes) for group, alias in wanted)
     return [status for status in statuses if status.has_code or status.topics]
 
 
@@ -173,7 +167,9 @@ def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _F
     )
 
 
-def _group_status(group: Group, alias: str, answer: _Answer, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
+def _complete(answer: GroupStatus, group: Group, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
+    """Return a broker's answer about a group, with the facts that the database has."""
+    alias = answer.broker
     served = {topic for topic, settings in conf.settings().topics.items() if settings.broker == alias}
     deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == group.name and topic in served}
     topics = sorted(group.topics_of(alias)) if group.consumers else _topics_of(answer, deferred)
@@ -181,45 +177,40 @@ def _group_status(group: Group, alias: str, answer: _Answer, facts: _Facts, proc
     recent = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
     consumers = [process for process in of_group if process.broker == alias]
     live = [process for process in consumers if not process.is_silent]
-    return GroupStatus(
-        group.name,
-        alias,
-        topics,
-        answer.waiting,
-        {topic: _progress(group.name, topic, facts, answer, live) for topic in topics},
-        answer.trouble,
+    return replace(
+        answer,
+        topics=topics,
+        progress={topic: _progress(topic, facts, answer, live) for topic in topics},
         consumers=len(live),
         silent_seconds=min((process.silent_seconds for process in consumers), default=None),
         oldest_seconds=max((process.age_seconds for process in live), default=0.0),
         per_minute=_per_minute([facts.paces[group.name, topic] for topic in topics if (group.name, topic) in facts.paces]),
-        can_tell=answer.can_tell,
         refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
         deferred=deferred,
-        given_up=answer.given_up,
         unhandled=_unhandled(group, answer, facts, recent),
         has_code=bool(group.consumers),
     )
 
 
-def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
+def _without_code(connection: Connection, stored: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
     """Yield the groups without code that the database knows, each with the brokers that may keep messages for it."""
     known = set(groups_without_code(connection))
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            has_same_tables = issubclass(kind, StoredInDatabase) and alias not in brokers  # as another broker, which is asked
+            has_same_tables = issubclass(kind, StoredInDatabase) and alias not in stored  # as another broker, which is asked
             if not issubclass(kind, Receives) or has_same_tables:
                 continue
-            stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
-            yield from ((name, alias) for name in sorted(known | stored))
+            of_broker = {group for group in stored.get(alias, ()) if group not in groups()}
+            yield from ((name, alias) for name in sorted(known | of_broker))
 
 
-def _topics_of(answer: _Answer, deferred: Iterable[str]) -> list[str]:
+def _topics_of(answer: GroupStatus, deferred: Iterable[str]) -> list[str]:
     """Return the topics in which messages wait for a group without code."""
     return sorted({*(topic for topic, waiting in answer.waiting.items() if waiting), *deferred})
 
 
-def _unhandled(group: Group, answer: _Answer, facts: _Facts, recent: Sequence[ProcessStatus]) -> dict[str, int]:
+def _unhandled(group: Group, answer: GroupStatus, facts: _Facts, recent: Sequence[ProcessStatus]) -> dict[str, int]:
     """
     Return the number of waiting messages of each topic that neither this process nor a recent consumer handles.
 
@@ -240,8 +231,8 @@ def _per_minute(paces: Sequence[Any]) -> float:
     return 60 * ended / seconds
 
 
-def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:
-    pace = facts.paces.get((group, topic))
+def _progress(topic: str, facts: _Facts, answer: GroupStatus, live: Sequence[ProcessStatus]) -> TopicProgress:
+    pace = facts.paces.get((answer.consumer_group, topic))
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
@@ -261,7 +252,7 @@ def _brokers_of(group: Group) -> list[str]:
         return []
 
 
-def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
+def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], GroupStatus]:
     """
     Ask all brokers for their groups, each in a thread.
 
@@ -274,10 +265,7 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _An
     deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
     for request in requests.values():
         request.join(max(0.0, deadline - time.monotonic()))
-    return {(name, alias): requests[alias].answers.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
-
-
-_NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
+    return {(name, alias): requests[alias].answers[name] for alias, names in by_alias.items() for name in names}
 
 
 class _Request(threading.Thread):
@@ -285,24 +273,26 @@ class _Request(threading.Thread):
 
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
-        self.answers: dict[str, _Answer] = {}
+        trouble = f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s"
+        self.answers = {name: GroupStatus(name, alias, [], trouble=trouble) for name in names}
         self._alias = alias
-        self._names = names
         self.start()
 
     def run(self) -> None:
+        remaining = list(self.answers)
         try:
             with closing(Receives.of(conf.make_broker(self._alias))) as broker:
-                for name in self._names:
-                    self.answers[name] = _ask(broker, name)
+                while remaining:
+                    self.answers[remaining[0]] = _ask(broker, remaining[0], self._alias)
+                    del remaining[0]
         except Exception as error:  # any error, since it is shown beside the answers of other brokers
-            trouble = _Answer(trouble=str(error).strip() or repr(error))
-            self.answers |= {name: trouble for name in self._names if name not in self.answers}
+            trouble = str(error).strip() or repr(error)
+            self.answers |= {name: GroupStatus(name, self._alias, [], trouble=trouble) for name in remaining}
 
 
-def _ask(broker: Receives, group: str) -> _Answer:
+def _ask(broker: Receives, group: str, alias: str) -> GroupStatus:
     try:
         waiting, given_up = broker.backlog(group)
     except BrokerCannotTell:
-        return _Answer(can_tell=False)
-    return _Answer(dict(sorted(waiting.items())), dict(given_up))
+        return GroupStatus(group, alias, [], can_tell=False)
+    return GroupStatus(group, alias, [], dict(sorted(waiting.items())), given_up=dict(given_up))
