@@ -13,7 +13,7 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     Return the entry of `OUTBOX["BROKERS"]` that BROKER names: embedded, rocketmq, rabbitmq, or kafka.
 
     Raises:
-        ImproperlyConfigured: it names another.
+        ImproperlyConfigured: BROKER has another value.
     """
     name = environ.get("BROKER", "embedded")
     if name == "embedded":
@@ -34,5 +34,5 @@ def broker(environ: Mapping[str, str]) -> dict[str, Any]:
     if name == "kafka":
         options = {"SERVERS": environ.get("KAFKA_SERVERS", "127.0.0.1:9092").split(",")}
         return {"BACKEND": "outbox.brokers.kafka.KafkaBroker", "OPTIONS": options}
-    known = '"embedded", "rocketmq", "rabbitmq" and "kafka"'
-    raise ImproperlyConfigured(f"The environment says BROKER={name}, but there are {known}. Choose one.")
+    known = '"embedded", "rocketmq", "rabbitmq" or "kafka"'
+    raise ImproperlyConfigured(f"The environment variable BROKER is {name!r}. Set it to {known}.")

@@ -1,13 +1,12 @@
 """
 Celery without a server: tasks travel between processes as files in a folder.
 
-kombu's own filesystem transport opens a task's file under its final name and writes afterwards. A worker that looks in
-between takes an empty file: the task is lost, and the worker ends with a JSON error. Here each file is written under
-another name and renamed when it is whole, and a worker takes a file by renaming it; a rename within a file system
-happens wholly or not at all.
+kombu's own filesystem transport creates a task's file under its final name, and writes to it afterwards. A worker that reads
+the file in between gets no content: the task is lost, and the worker ends with a JSON error. Here each file is written under
+another name and renamed when it is complete, and a worker takes a file by renaming it. A rename within a file system is atomic.
 
-A worker that is killed takes its running tasks with it, whatever `acks_late` says: nobody gives them back. That suits
-wakeups, which may be lost. What may not be lost belongs on Redis or RabbitMQ (`CELERY_BROKER_URL`).
+The running tasks of a worker that is killed are lost, even with `acks_late`. That suits wakeups, which may be lost. Tasks that
+must not be lost need Redis or RabbitMQ (`CELERY_BROKER_URL`).
 """
 
 import fcntl
@@ -47,7 +46,7 @@ class Channel(filesystem.Channel):
         return folder
 
     def _put(self, queue: str, payload: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        # The clock of the day: tasks keep their order when the machine starts again.
+        # Wall-clock time, not a monotonic clock: so tasks keep their order after a restart of the machine.
         name = f"{time.time_ns()}_{uuid.uuid4()}.{queue}.msg"
         _write_whole(self.data_folder_out / name, dumps(payload))
 
@@ -66,7 +65,7 @@ class Channel(filesystem.Channel):
         raise Empty
 
     def _queue_bind(self, exchange: str, routing_key: str | None, pattern: str | None, queue: str) -> None:
-        # kombu locks the table of an exchange once it exists, but makes it without a lock.
+        # kombu locks the table of an exchange when it changes it, but creates it without a lock.
         with (self.control_folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             table = self._exchange_file(exchange)  # type: ignore[attr-defined]
@@ -82,11 +81,11 @@ class Transport(filesystem.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.state = virtual.BrokerState()  # what is bound stands in this connection's folder, not in the process
+        self.state = virtual.BrokerState()  # bindings are in the folder of this connection, not shared within the process
 
 
 def _write_whole(path: Path, text: str) -> None:
     """Write a file atomically."""
-    part = path.with_name(f"{path.name}.{uuid.uuid4()}.part")  # no reader takes a name that ends like this
+    part = path.with_name(f"{path.name}.{uuid.uuid4()}.part")  # readers ignore names with this suffix
     part.write_text(text)
     part.rename(path)

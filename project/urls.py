@@ -1,4 +1,4 @@
-"""The project's addresses."""
+"""The project's URLs."""
 
 from django.contrib import admin
 from django.contrib.staticfiles.urls import staticfiles_urlpatterns
@@ -12,6 +12,6 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("shop/", include("project.shop.urls")),
     path("outbox/", include("outbox.api.urls")),
-    path("metrics/", metrics.view),  # a shop on the internet keeps this one to itself
-    *staticfiles_urlpatterns(),  # for DEBUG alone
+    path("metrics/", metrics.view),  # do not expose this to the internet
+    *staticfiles_urlpatterns(),  # they serve files only with DEBUG
 ]

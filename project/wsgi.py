@@ -1,4 +1,4 @@
-"""The shop for a web server: `gunicorn project.wsgi`."""
+"""The shop's WSGI application: `gunicorn project.wsgi`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The messages about a row, on the page that a project's own admin has for it."""
+"""A mixin for a project's own admin: it shows the messages about a row on the row's page."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ else:
 
 class MessagesAboutMixin(Base):
     """
-    Show the messages about a row (`publish(..., about=order)`) on its page, the newest 20, with links to their own pages.
+    Show the newest 20 messages about a row (`publish(..., about=order)`) on the row's page, each with a link to its own page.
 
-    Put it before the other bases: `class OrderAdmin(MessagesAboutMixin, admin.ModelAdmin)`. The messages are the last field of
-    the page, or are shown where `fields` or `fieldsets` name `messages_about`. Users who may not view messages do not see them.
+    Put the mixin before the other bases: `class OrderAdmin(MessagesAboutMixin, admin.ModelAdmin)`. The messages are the last
+    field of the page, unless `fields` or `fieldsets` name `messages_about`. Users who may not view messages do not see them.
     """
 
     @property
@@ -86,11 +86,11 @@ class MessagesAboutMixin(Base):
 
 
 def _database_of(row: Model) -> str:
-    """Return the database that has the messages about a row."""
+    """Return the alias of the database with the messages about a row."""
     return router.db_for_write(row._meta.model, instance=row)
 
 
 def _without(fields: Any) -> list[Any]:
-    """Return the fields of a fieldset, in which tuples share a line, without the messages."""
+    """Return the fields of a fieldset without the messages. Fields in a tuple are shown in one line."""
     lines = [[field for field in line if field != NAME] if isinstance(line, list | tuple) else line for line in fields]
     return [line for line in lines if line not in ([], NAME)]

@@ -13,7 +13,7 @@ from django.urls import URLPattern
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from outbox.admin.lists import Filter, Newest, Pages, Unindexed
+from outbox.admin.lists import Filter, LimitedPaginator, NewestFirst, UnindexedResult
 from outbox.admin.pages import frame, topics
 from outbox.admin.text import Text
 from outbox.admin.times import Time, TimeFilter
@@ -24,12 +24,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     Shows rows to those who may view them.
 
     Attributes:
-        keyset: the column that the list is ordered by, which has an index.
-        older: the lookup for the next page; `lte` where the keyset is not unique, so that a row may be repeated but none is
-            skipped.
+        keyset: the indexed column by which the list is ordered.
+        older: the lookup for older rows; `lte` if the keyset is not unique, so that a row may be repeated but none is skipped.
         pages: the available pages of Django's admin: "changelist", "change", "history".
-        is_small: the table is so small that filters may read all of it.
-        time: the column of the time filter; empty for no filter.
+        is_small: whether the table is so small that filters may read all of it.
+        time: the column of the time filter; "" for no such filter.
         time_is: the relation of the keyset to that time.
     """
 
@@ -40,11 +39,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     time_is = Time.ANY
     pages: tuple[str, ...] = ("changelist",)
 
-    change_list_template = "admin/outbox/change_list.html"  # of the apps' models, too
-    paginator = Pages
+    change_list_template = "admin/outbox/change_list.html"  # also for models of other apps, such as outbox.embedded
+    paginator = LimitedPaginator
     list_per_page = 100
     sortable_by = ()
-    show_facets = admin.ShowFacets.NEVER  # they would count every choice of every filter
+    show_facets = admin.ShowFacets.NEVER  # facets would count the rows of every choice of every filter
     show_full_result_count = False
 
     class Media:
@@ -64,14 +63,14 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return bool(request.user.has_perm(f"{self.opts.app_label}.{act}_{self.opts.model_name}"))
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Return True: the list itself accepts the parameters of its filters only."""
+        """Return True, since `NewestFirst` rejects all parameters except those of the filters."""
         return True
 
     def get_urls(self) -> list[URLPattern]:
         return [url for url in super().get_urls() if url.name and url.name.rpartition("_")[2] in self.pages]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return Newest
+        return NewestFirst
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
         return [*super().get_list_filter(request), *([TimeFilter] if self.time else [])]
@@ -81,19 +80,19 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return (self.search(queryset, text) if text else queryset), False
 
     def search(self, rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-        """Return the rows that a text means, by exact matches."""
+        """Return the rows that match a search text exactly."""
         return rows
 
-    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
+    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> UnindexedResult | None:
         """
-        Return what a search finds that no index serves, within the bounds of the keyset.
+        Return the result of a search for which there is no index, within the bounds of the keyset.
 
-        None: the text is not such a search; `search` has filtered the rows.
+        Return None if the text is not such a search: then `search` has filtered the rows.
         """
         return None
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
-        """Filter the rows of a list further. `bounds`: the lookups of the keyset, which are applied already."""
+        """Filter the rows of a list further. The lookups in `bounds` have been applied to them already."""
         return rows
 
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
@@ -115,7 +114,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         return super().changeform_view(request, object_id, form_url, framed)
 
     def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Return additional context for the page of a row, with its title."""
+        """Return additional template context for the page of a row, including its title."""
         return {}
 
     def render_change_form(
@@ -143,7 +142,7 @@ class TopicFilter(Filter):
 
 
 def choice_filter(column: str, choices: Sequence[str], name: Text) -> type[Filter]:
-    """Return a filter by a column with few values, which are shown by their labels if they have some."""
+    """Return a filter by a column with few values, which are shown by their labels if they have labels."""
 
     class ChoiceFilter(Filter):
         title = name

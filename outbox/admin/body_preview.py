@@ -1,8 +1,8 @@
 """
 The preview of a message's body: formatted, truncated, and with masked fields hidden.
 
-A body whose masked fields cannot be determined is hidden completely from users without the permission, for example when no module
-defines its type any more.
+Users without the permission for masked fields do not see a body at all if its masked fields cannot be determined, for example
+because no module defines its type any more.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from django.utils.translation import ngettext
 
 from outbox.message import Header, Message, message_type
 
-READ_BYTES = 8 * 1024 * 1024  # of a larger body only its beginning is read
+READ_BYTES = 8 * 1024 * 1024  # only this beginning of a larger body is read
 SHOWN_CHARACTERS = 64 * 1024
 SHOWN_HEX_BYTES = 1024
 
-OF_DECLARED = "application/json"  # the content type of messages whose type a module defines
+DECLARED_CONTENT_TYPE = "application/json"  # the content type of messages whose type a module defines
 
 HIDDEN = "•••"
 
@@ -45,7 +45,7 @@ class Readable(msgspec.Struct, frozen=True):
 
 
 class _MaskUnknownError(Exception):
-    """Raised where a body may have masked fields which cannot be determined."""
+    """Raised if a body may have masked fields, and they cannot be determined."""
 
 
 def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bool = False) -> Readable:
@@ -59,18 +59,18 @@ def readable(body: bytes, *, size: int, headers: Mapping[str, str], unmasked: bo
     """
     type_name = headers.get(Header.TYPE, "")
     notes = []
-    is_declared = headers.get(Header.CONTENT_TYPE, OF_DECLARED) == OF_DECLARED
+    is_declared = headers.get(Header.CONTENT_TYPE, DECLARED_CONTENT_TYPE) == DECLARED_CONTENT_TYPE
     if type_name and is_declared and message_type(type_name) is None:
         notes.append(_("No module defines the type {}.").format(type_name))
     try:
-        shown = _laid_out(body, size, headers, is_masked=bool(type_name) and not unmasked)
+        shown = _formatted(body, size, headers, is_masked=bool(type_name) and not unmasked)
     except _MaskUnknownError as error:
         return Readable(BodyKind.HIDDEN, "", (*notes, _("Hidden: {} Users who may view masked fields can see it.").format(error)))
     return Readable(shown.kind, shown.text, (*notes, *shown.notes))
 
 
 def is_field_shown(headers: Mapping[str, str], field: str) -> bool:
-    """Return whether users without the permission see a field of a body, by the same rules as `readable`."""
+    """Return whether users without the permission for masked fields see a field of a body, by the rules of `readable`."""
     type_name = headers.get(Header.TYPE, "")
     if not type_name:
         return True
@@ -85,8 +85,13 @@ def size_in_words(size: int) -> str:
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / 1024 / 1024:.1f} MiB"
 
 
-def _laid_out(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: bool) -> Readable:
-    """Raises _MaskUnknownError."""
+def _formatted(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: bool) -> Readable:
+    """
+    Format a body, masked or not.
+
+    Raises:
+        _MaskUnknownError: its masked fields cannot be determined.
+    """
     if is_masked:
         body = _masked(body, size, headers)
     content_type = headers.get(Header.CONTENT_TYPE, "").partition(";")[0].strip().lower()
@@ -103,7 +108,12 @@ def _laid_out(body: bytes, size: int, headers: Mapping[str, str], *, is_masked: 
 
 
 def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
-    """Hide the masked fields of a body, and all fields that the current type does not have, since they may have been renamed."""
+    """
+    Hide the masked fields of a body, and all fields that the current type does not have: these may be renamed masked fields.
+
+    Raises:
+        _MaskUnknownError: the masked fields cannot be determined.
+    """
     kind = message_type(headers[Header.TYPE])
     if kind is None:
         raise _MaskUnknownError(_("it is not known which of its fields are masked."))
@@ -120,7 +130,7 @@ def _masked(body: bytes, size: int, headers: Mapping[str, str]) -> bytes:
 
 
 def _shown_fields(kind: type[Message]) -> set[str]:
-    """Return the fields of a type that are not masked, by their names in bodies."""
+    """Return the names that the unmasked fields of a type have in bodies."""
     named = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
     return {encoded for name, encoded in named if name not in kind._meta.mask}
 

@@ -1,4 +1,4 @@
-"""The catalogue's page: message types by topic, with what is promised, who handles them, and what became of the newest ones."""
+"""The catalogue's page: message types by topic, with promises, handlers, and counts of the newest messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from outbox.catalogue.traffic import NEWEST, Traffic, read_traffic
 from outbox.errors import OutboxError
 from outbox.models import MessageRow
 
-STATEMENT_TIMEOUT = {"statement_timeout": "15s"}  # as long as a person waits for a page
-MOST_SHOWN = 20_000  # characters of a schema
+STATEMENT_TIMEOUT = {"statement_timeout": "15s"}  # a person waits for the page
+MAX_SCHEMA_CHARACTERS = 20_000
 
 
 def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
-    """Show the catalogue. Without an answer of the database, what code and settings say is shown all the same."""
+    """Show the catalogue. If the database does not answer, show only the facts that are in code and settings."""
     site = model_admin.admin_site
     context: dict[str, Any] = {
         **site.each_context(request),
@@ -42,7 +42,7 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
         with database.connect(using, application_name="outbox catalogue", settings=STATEMENT_TIMEOUT) as connection:
             traffic = read_traffic(connection)
     except psycopg.errors.QueryCanceled:
-        context["trouble"] = _("The newest messages take too long to look at, so this is only what the code says.")
+        context["trouble"] = _("Reading the newest messages took too long, so this page shows only code and settings.")
     except (OutboxError, psycopg.Error) as error:
         context["trouble"] = shown(str(error).strip())
     context["topics"] = [_topic(topic, [row for row in traffic if row.topic == topic.name]) for topic in read_entries()]
@@ -50,7 +50,7 @@ def catalogue(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse
 
 
 def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
-    named = {kind.name for kind in topic.types}
+    declared = {kind.name for kind in topic.types}
     promise = topic.promise
     return {
         "name": topic.name,
@@ -61,14 +61,14 @@ def _topic(topic: TopicEntry, traffic: list[Traffic]) -> dict[str, Any]:
         "others": [
             _published(row) | {"name": row.type or _("without a type")}
             for row in traffic
-            if not row.consumer_group and row.type not in named
+            if not row.consumer_group and row.type not in declared
         ],
-        "handlers": [_handler(handler, _rest(handler, topic, traffic)) for handler in topic.handlers if not handler.takes],
+        "handlers": [_handler(handler, _traffic_of(handler, topic, traffic)) for handler in topic.handlers if not handler.takes],
     }
 
 
-def _rest(handler: HandlerEntry, topic: TopicEntry, traffic: list[Traffic]) -> list[Traffic]:
-    """Return what a handler of a topic gets: all but the types that other handlers of its group take."""
+def _traffic_of(handler: HandlerEntry, topic: TopicEntry, traffic: list[Traffic]) -> list[Traffic]:
+    """Return the traffic of a handler of a topic, which gets all types except those with another handler of its group."""
     return [row for row in traffic if handler in topic.handlers_of(row.type)]
 
 
@@ -86,24 +86,24 @@ def _type(kind: TypeEntry, topic: TopicEntry, traffic: list[Traffic]) -> dict[st
         "handlers": [_handler(handler, of_type) for handler in topic.handlers_of(kind.name)],
         "trouble": shown(kind.trouble),
         "example": "" if kind.example is None else json.dumps(kind.example, indent=2),
-        "schema": shown(json.dumps(kind.schema, indent=2), MOST_SHOWN),
+        "schema": shown(json.dumps(kind.schema, indent=2), MAX_SCHEMA_CHARACTERS),
     }
 
 
-def _published(one: Traffic) -> dict[str, Any]:
-    return {"messages": number(one.messages), "at": moment(one.last_at)}
+def _published(traffic: Traffic) -> dict[str, Any]:
+    return {"messages": number(traffic.messages), "at": moment(traffic.last_at)}
 
 
-def _handler(one: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
-    rows = [row for row in traffic if row.consumer_group == one.group]
+def _handler(handler: HandlerEntry, traffic: list[Traffic]) -> dict[str, Any]:
+    rows = [row for row in traffic if row.consumer_group == handler.group]
     messages, failed = sum(row.messages for row in rows), sum(row.failed for row in rows)
     last = max((row.last_at for row in rows if row.last_at), default=None)
     return {
-        "group": one.group,
-        "name": one.name,
-        "tags": ", ".join(one.tags),
-        "retry": one.retry,
-        "using": one.using,
+        "group": handler.group,
+        "name": handler.name,
+        "tags": ", ".join(handler.tags),
+        "retry": handler.retry,
+        "using": handler.using,
         "messages": number(messages),
         "at": moment(last),
         "failed": f"{failed / messages:.1%}" if messages else "",

@@ -48,7 +48,7 @@ class CheckBackAdmin(ReadOnlyAdmin):
         with_query = may_see(self.admin_site, MessageRow, request)
         for row in rows:
             sessions = open_transactions.get(row.message_id) if row.answer == Resolution.UNKNOWN else None
-            row.transaction = transaction_cell(sessions, with_query=with_query) if sessions else ""  # most of the past have ended
+            row.transaction = transaction_cell(sessions, with_query=with_query) if sessions else ""  # old transactions have ended
 
     @admin.display(description=_("answered"))
     def answered(self, row: CheckBack) -> SafeString:

@@ -1,4 +1,4 @@
-"""Headers and body of a message, as pages show them."""
+"""Headers and body of a message, prepared for the admin's pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Load rows with the `size` of their body and its `beginning`, which is what can be shown, instead of the whole body."""
+    """Load rows with the `size` of their body and its `beginning`, of which a page shows a part, instead of the whole body."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
     annotated: QuerySet[Any] = rows.defer("body").annotate(
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())
@@ -31,7 +31,7 @@ def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
 
 
 def contents(request: HttpRequest, headers: dict[str, str], beginning: bytes | None, size: int | None) -> dict[str, Any]:
-    """Return the context for headers and body, masked unless the user may see masked fields."""
+    """Return the template context of headers and body; the body is masked unless the user may see masked fields."""
     if beginning is None or size is None:
         return {"headers": [], "body": None}
     body = readable(bytes(beginning), size=size, headers=headers, unmasked=request.user.has_perm("outbox.view_body"))

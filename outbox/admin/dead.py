@@ -26,10 +26,10 @@ from outbox.database import guarded
 from outbox.message import read_headers
 from outbox.models import DeadMessage
 
-AT_ONCE = 10_000  # in one request
-CHUNK = 500  # in one transaction, with its log
+MAX_PER_REQUEST = 10_000
+CHUNK = 500  # messages in one transaction, with their log entries
 
-# Whether the message of a copy is still dead: it is in a dead batch, and was not split from it.
+# Whether the message of a row is still dead: it is in a dead batch, and was not split off. Settled messages keep their rows.
 IS_DEAD = """
 EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state = 4
     AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
@@ -52,7 +52,7 @@ DISCARD = BulkAct(
 
 
 class SettledFilter(Filter):
-    """Dead messages only, unless the user asks for more."""
+    """Filter by state. By default, only messages that are still dead are listed."""
 
     title = _("state")
     parameter_name = "settled"
@@ -136,15 +136,17 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         counts = dict(chosen.order_by("topic").values_list("topic").annotate(count=Count("pk")))
         form = reason_form(request, count=sum(counts.values()), at=at)
         if form.count and not form.is_valid():
-            return impact_page(self, request, act=act, form=form, counts=counts, hidden=chosen_rows(request), limit=AT_ONCE)
+            return impact_page(
+                self, request, act=act, form=form, counts=counts, hidden=chosen_rows(request), limit=MAX_PER_REQUEST
+            )
         done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
-        notify(self, request, act, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, act, done=done, wanted=form.wanted, limit=MAX_PER_REQUEST)
         return None
 
     def _act(self, request: HttpRequest, chosen: QuerySet[DeadMessage], act: BulkAct, reason: str) -> int:
-        """Settle the chosen messages, each chunk in one transaction with its log; return how many were settled."""
+        """Settle the chosen messages, each chunk in one transaction with its log entries; return the number of settled ones."""
         using = router.db_for_write(self.model)
-        ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:AT_ONCE])
+        ids = list(chosen.order_by("message_id").values_list("message_id", flat=True)[:MAX_PER_REQUEST])
         done = 0
         for start in range(0, len(ids), CHUNK):
             with guarded.atomic(using):

@@ -1,4 +1,8 @@
-"""Deferred messages: what consumer groups know and have not ended, dead letters among them, and what operators do about them."""
+"""
+Deferred messages: messages that a consumer group knows and has not handled, including dead letters; and the acts of operators.
+
+Their states are in `outbox/consuming/acts.py`.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +37,10 @@ from outbox.monitoring.deferred import read_deferred, read_sleeping_keys
 from outbox.monitoring.processes import read_processes
 from outbox.monitoring.text import age
 
-AT_ONCE = 10_000  # in one request
+MAX_PER_REQUEST = 10_000
 KINDS_SHOWN = 20
-VALUES_SHOWN = 30  # of a filter
-KINDS_NAMED = 5  # on the page before an act
+VALUES_SHOWN = 30  # choices of a filter
+KINDS_ON_CONFIRMATION = 5
 KEYS_SHOWN = 10
 COLUMNS = ("consumer_group", "topic", "type", "reason", "fingerprint")
 
@@ -69,20 +73,20 @@ ACTS = {
 
 
 def database_of(request: HttpRequest) -> str:
-    """Return the database that the page is about, by default the first one."""
+    """Return the alias of the database that the page shows, by default the first one."""
     known = deferred_databases()
     chosen = request.GET.get("database", "")
     return chosen if chosen in known else known[0]
 
 
 def _kinds(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the kinds of deferred messages with their numbers, the most frequent first, read once per request."""
+    """Return the kinds (combinations of `COLUMNS`) of deferred messages with their counts, the most frequent first."""
     known: list[dict[str, Any]] | None = getattr(request, "_outbox_deferred", None)
     if known is None:
         rows = Deferred.objects.using(database_of(request)).order_by().values(*COLUMNS)
         counted = rows.annotate(count=Count("id"), first=Min("deferred_at"), last=Max("deferred_at"))
         known = list(counted.order_by("-count", *COLUMNS))
-        request._outbox_deferred = known  # type: ignore[attr-defined]
+        request._outbox_deferred = known  # type: ignore[attr-defined]  # read once per request
     return known
 
 
@@ -98,7 +102,7 @@ STATE_NAMES = {
 
 
 class DatabaseFilter(Filter):
-    """Choose the database, where groups have several. The rows are read from it by `get_queryset`."""
+    """Choose the database, if groups use several. `get_queryset` reads the rows from it, so this filters nothing."""
 
     title = _("database")
     parameter_name = "database"
@@ -126,7 +130,7 @@ class DeferredStateFilter(Filter):
 
 
 def _column_filter(name: str, label: Text) -> type[Filter]:
-    """Return a filter by the values of a column, of which the most frequent ones are offered."""
+    """Return a filter by a column, which offers the column's most frequent values."""
 
     class ColumnFilter(Filter):
         title = label
@@ -135,7 +139,7 @@ def _column_filter(name: str, label: Text) -> type[Filter]:
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
             values = list(dict.fromkeys(kind[self.column] for kind in _kinds(request) if kind[self.column]))[:VALUES_SHOWN]
-            chosen = request.GET.get(name)  # always among them: a filter without choices is not applied
+            chosen = request.GET.get(name)  # always a choice, since Django ignores a filter without choices
             return [(value, cut(plain(value), 80)) for value in dict.fromkeys([*values, *([chosen] if chosen else [])])]
 
     return ColumnFilter
@@ -176,7 +180,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         return rows.filter(Q(message_id=uuid_of(text)) | Q(own_id=text) | Q(key=text))
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """List deferred messages, below their numbers by group, error and key."""
+        """List deferred messages, and above the list their counts by group, error and key."""
         if not self.has_view_permission(request):
             return super().changelist_view(request, extra_context)
         connection = database.raw(database_of(request))
@@ -193,8 +197,8 @@ class DeferredAdmin(ReadOnlyAdmin):
     def _kind(self, request: HttpRequest, kind: dict[str, Any]) -> dict[str, Any]:
         chosen = {name: kind[column] for name, column in FILTERS.items() if kind[column]}
         chosen |= {"database": request.GET["database"]} if "database" in request.GET else {}
-        told = {"error": shown(kind["fingerprint"], 200), "first": moment(kind["first"]), "last": moment(kind["last"])}
-        return kind | told | {"url": f"?{urlencode(chosen)}"}
+        texts = {"error": shown(kind["fingerprint"], 200), "first": moment(kind["first"]), "last": moment(kind["last"])}
+        return kind | texts | {"url": f"?{urlencode(chosen)}"}
 
     def complete(self, request: HttpRequest, rows: list[Any]) -> None:
         runs = {
@@ -257,7 +261,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         return self._settle(request, queryset, Act.DISCARDED)
 
     def _settle(self, request: HttpRequest, queryset: QuerySet[Deferred], act: Act) -> HttpResponse | None:
-        told, at = ACTS[act], as_of(request)
+        bulk_act, at = ACTS[act], as_of(request)
         chosen = queryset.filter(APPLIES[act], deferred_at__lte=at)
         chosen = chosen.filter(dead_at__lte=at) if act is Act.REPLAYED else chosen
         kinds = list(chosen.order_by().values(*COLUMNS).annotate(count=Count("id")).order_by("-count", *COLUMNS))
@@ -267,16 +271,18 @@ class DeferredAdmin(ReadOnlyAdmin):
             counts[where] = counts.get(where, 0) + kind["count"]
         form = reason_form(request, count=sum(counts.values()), at=at)
         if form.count and not form.is_valid():
-            hidden, notes = chosen_rows(request), _named(kinds)
-            return impact_page(self, request, act=told, form=form, counts=counts, hidden=hidden, limit=AT_ONCE, notes=notes)
+            hidden, notes = chosen_rows(request), _kinds_in_words(kinds)
+            return impact_page(
+                self, request, act=bulk_act, form=form, counts=counts, hidden=hidden, limit=MAX_PER_REQUEST, notes=notes
+            )
         done = self._act(request, chosen, act, form.cleaned_data["reason"]) if form.count else 0
-        notify(self, request, told, done=done, wanted=form.wanted, limit=AT_ONCE)
+        notify(self, request, bulk_act, done=done, wanted=form.wanted, limit=MAX_PER_REQUEST)
         return None
 
     def _act(self, request: HttpRequest, chosen: QuerySet[Deferred], act: Act, reason: str) -> int:
-        """Do an act about the chosen messages, and log it; return their number."""
+        """Carry out an act on the chosen messages, and log it; return the number of changed messages."""
         done = 0
-        for portion in settle(chosen, act, by=request.user.get_username(), reason=reason, limit=AT_ONCE):
+        for portion in settle(chosen, act, by=request.user.get_username(), reason=reason, limit=MAX_PER_REQUEST):
             names = {str(row.pk): _("{} in group {}").format(row.own_id, row.consumer_group) for row in portion}
             write_log(request, self.model, names, logged(ACTS[act], reason))
             done += len(portion)
@@ -291,7 +297,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         return row
 
     def get_extra_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        is_ours = MessageRow.objects.filter(id=row.message_id).exists()
+        has_page = MessageRow.objects.filter(id=row.message_id).exists()
         return {
             "title": _("Deferred message {}").format(plain(row.own_id)),
             "row": row,
@@ -299,17 +305,18 @@ class DeferredAdmin(ReadOnlyAdmin):
             "key": shown(row.key),
             "error": shown(row.error),
             "run_by": row.run_by,
-            "message": message_link(self.admin_site, row.message_id, short=False) if is_ours else shown(row.own_id),
+            "message": message_link(self.admin_site, row.message_id, short=False) if has_page else shown(row.own_id),
             **contents(request, read_headers(row.headers), row.beginning, row.size),
         }
 
 
-def _named(kinds: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the most frequent kinds of messages with their errors."""
-    told = [
+def _kinds_in_words(kinds: Iterable[dict[str, Any]]) -> list[str]:
+    """Return lines about the most frequent kinds of messages, with their errors."""
+    lines = [
         _("{count} of group {consumer_group}: {reason} {error}")
         .format(**kind, error=cut(plain(kind["fingerprint"]), 300))
         .strip()
         for kind in kinds
     ]
-    return told[:KINDS_NAMED] + ([_("and {} more kinds").format(len(told) - KINDS_NAMED)] if len(told) > KINDS_NAMED else [])
+    more = len(lines) - KINDS_ON_CONFIRMATION
+    return lines[:KINDS_ON_CONFIRMATION] + ([_("and {} more kinds").format(more)] if more > 0 else [])

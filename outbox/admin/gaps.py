@@ -1,4 +1,8 @@
-"""Gaps: numbers that have not reached a group, the messages that had them, and the act that delivers these again."""
+"""
+Gaps: ranges of numbers that have not reached a group, the messages with these numbers, and the act that delivers them again.
+
+A relay numbers the messages of a topic in each lane without gaps. So a missing number is a message that a group has not received.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +89,7 @@ class GapAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Deliver lost messages again"), permissions=["deliver"])
     def deliver(self, request: HttpRequest, queryset: QuerySet[Gap]) -> HttpResponse | None:
-        """Ask for a confirmation and a reason, then deliver what can be delivered."""
+        """Ask for a confirmation and a reason, then deliver the messages that can be delivered."""
         gaps = list(queryset.filter(closed_at=None))
         rows = [row for row in lost(queryset.db) if any(_has(gap, row) for gap in gaps)]
         counts, refused = Counter[str](), Counter[str]()
@@ -121,6 +125,6 @@ class GapAdmin(ReadOnlyAdmin):
 
 
 def _has(gap: Gap, row: Undelivered) -> bool:
-    """Return whether a message had a number of a gap."""
-    is_there = (gap.consumer_group, gap.topic, gap.lane) == (row.group, row.topic, row.lane)
-    return is_there and gap.first_number <= (row.number or 0) <= gap.last_number
+    """Return whether the number of a message is in a gap."""
+    is_same_lane = (gap.consumer_group, gap.topic, gap.lane) == (row.group, row.topic, row.lane)
+    return is_same_lane and gap.first_number <= (row.number or 0) <= gap.last_number

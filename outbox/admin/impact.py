@@ -22,19 +22,19 @@ from django.utils.translation import gettext_lazy as _
 from outbox.admin.pages import frame
 from outbox.admin.text import Text, plain
 
-TYPED_OVER = 100  # for more rows than this, the user has to type their number
+TYPED_OVER = 100  # to change more rows than this, the user has to type their number
 
 
 class BulkAct(msgspec.Struct, frozen=True):
     """
-    Something to be done about many.
+    An action on many rows.
 
     Args:
-        name: the permission, and what forms call it: replay, discard.
-        title: of the page.
-        button: an order.
-        past: the act as done, in the log and in messages: "Sent again".
-        warning: what becomes of them.
+        name: the permission, also the name in forms: "replay", "discard".
+        title: the title of the page, such as "Replay dead messages".
+        button: the label of the button, such as "Replay".
+        past: the words for the finished act in the log and in messages, such as "Replayed".
+        warning: a sentence about the consequences for the rows.
     """
 
     name: str
@@ -45,12 +45,12 @@ class BulkAct(msgspec.Struct, frozen=True):
 
 
 class ReasonForm(forms.Form):
-    """The reason for an act, and the number of rows where there are many."""
+    """The form for the reason of an act. If many rows are affected, the user also has to type their number."""
 
     reason = forms.CharField(label=_("Reason"), max_length=500, help_text=_("For the log: why you do this."))
     typed = forms.CharField(max_length=20, required=False)
-    as_of = forms.DateTimeField(widget=forms.HiddenInput)  # rows that came after the user saw the page are not affected
-    shown = forms.IntegerField(widget=forms.HiddenInput)  # how many there were then
+    as_of = forms.DateTimeField(widget=forms.HiddenInput)  # when the user saw the page; rows that came later are not affected
+    shown = forms.IntegerField(widget=forms.HiddenInput)  # the number of rows at that time
 
     def __init__(self, *args: Any, count: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +62,7 @@ class ReasonForm(forms.Form):
 
     @property
     def wanted(self) -> int:
-        """The number of rows that the user saw, or sees now."""
+        """The number of rows that the user wanted to change: that of the page that the user saw, or a larger current one."""
         seen = self.cleaned_data.get("shown") if self.is_bound and self.is_valid() else None
         return max(seen or 0, self.count)
 
@@ -83,7 +83,7 @@ def as_of(request: HttpRequest) -> datetime:
 
 
 def reason_form(request: HttpRequest, *, count: int, at: datetime) -> ReasonForm:
-    """Return the form, bound where the user has confirmed."""
+    """Return the form, bound if the user has submitted it."""
     if "reason" in request.POST:
         return ReasonForm(request.POST, count=count)
     return ReasonForm(initial={"as_of": at.isoformat(), "shown": count}, count=count)
@@ -101,13 +101,13 @@ def impact_page(
     notes: Sequence[str] = (),
 ) -> TemplateResponse:
     """
-    Show the messages that the act concerns, for confirmation.
+    Show the number of messages that an act affects, and ask for confirmation.
 
     Args:
         counts: the number of messages by topic.
-        hidden: the chosen rows, which the form sends again.
-        limit: how many are done at most.
-        notes: sentences about rows that the act leaves out, and why.
+        hidden: parameters of the chosen rows, which the form sends again.
+        limit: the maximum number of rows that one request changes.
+        notes: further lines, such as the kinds of messages, or why the act leaves some of them out.
     """
     context = {
         **model_admin.admin_site.each_context(request),
@@ -127,7 +127,7 @@ def impact_page(
 
 
 def notify(model_admin: ModelAdmin, request: HttpRequest, act: BulkAct, *, done: int, wanted: int, limit: int) -> None:
-    """Show messages about what was done, and what was not."""
+    """Show messages about the number of changed rows, and about rows that were not changed."""
     if done:
         model_admin.message_user(request, f"{act.past}: {done}.", messages.SUCCESS)
     if done == limit < wanted:
@@ -140,12 +140,12 @@ def notify(model_admin: ModelAdmin, request: HttpRequest, act: BulkAct, *, done:
 
 
 def logged(act: BulkAct, reason: str, done: int | None = None) -> str:
-    """Return the log's text of an act, with the number of rows where one entry is about several."""
+    """Return the text of an act for the log; `done` is the number of rows, if one log entry is about several."""
     return _("{}. Reason: {}").format(act.past if done is None else f"{act.past}: {done}", reason)
 
 
 def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str], text: str) -> None:
-    """Write an act into the admin's log, for each object by its id."""
+    """Write an act into the admin's log, once for each object. `names`: object id -> its text in the log."""
     kind = ContentType.objects.get_for_model(model, for_concrete_model=False)
     LogEntry.objects.bulk_create(
         LogEntry(
@@ -161,6 +161,6 @@ def write_log(request: HttpRequest, model: type[Model], names: Mapping[str, str]
 
 
 def chosen_rows(request: HttpRequest) -> list[tuple[str, str]]:
-    """Return the parameters of the action that the list sent: the act, and its rows."""
+    """Return the parameters that the list sent for the action: its name, and the chosen rows."""
     names = ("action", "select_across", ACTION_CHECKBOX_NAME)
     return [(name, value) for name in names for value in request.POST.getlist(name)]

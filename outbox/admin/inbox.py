@@ -33,7 +33,7 @@ class GroupFilter(Filter):
 
 @admin.register(InboxRow)
 class InboxAdmin(ReadOnlyAdmin):
-    list_display = ["handled", "consumer_group", "message", "topic", "delivery", "place", "shown_idempotency_key"]
+    list_display = ["handled", "consumer_group", "message", "topic", "delivery", "lane_and_number", "shown_idempotency_key"]
     list_display_links = None
     list_filter = [GroupFilter, TopicFilter]
     search_fields = ["message_id", "idempotency_key"]
@@ -66,7 +66,7 @@ class InboxAdmin(ReadOnlyAdmin):
         return row.delivery_count
 
     @admin.display(description=_("lane, number"))
-    def place(self, row: InboxRow) -> str:
+    def lane_and_number(self, row: InboxRow) -> str:
         return "" if row.number is None else f"{row.lane}, {row.number}"
 
     @admin.display(description=_("idempotency key"))

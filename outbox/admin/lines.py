@@ -10,10 +10,10 @@ from typing import Any
 from outbox.admin.text import Text, local
 
 WIDTH, HEIGHT = 1100, 130
-LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
+LEFT, TOP, BOTTOM = 64, 12, 22  # margins: the scale is on the left, and the times are below
 
 
-Values = Sequence[float | None]  # at equal distances; None: unknown, and the line is interrupted
+Values = Sequence[float | None]  # at equal intervals of time; None is unknown, and interrupts the line
 
 
 def drawing(
@@ -28,16 +28,16 @@ def drawing(
     by_decades: bool = False,
 ) -> dict[str, Any]:
     """
-    Return what the drawing's template needs.
+    Return the context that the drawing's template needs.
 
     Args:
-        name: of this drawing on its page, for references.
-        lines: the values of each, by its name.
-        say: puts a value into words.
-        by_decades: draw by decades, not by equal steps.
+        name: a prefix of HTML ids, unique on the page.
+        lines: name of a line -> its values.
+        say: returns a value as text.
+        by_decades: use a logarithmic scale, for values of very different sizes.
     """
     known = [value for values in lines.values() for value in values if value is not None]
-    low, high = _ends(known, by_decades)
+    low, high = _limits(known, by_decades)
     scaled = math.log10 if by_decades else float
     return {
         "name": name,
@@ -63,8 +63,8 @@ def drawing(
     }
 
 
-def _ends(values: Sequence[float], by_decades: bool) -> tuple[float, float]:
-    """Return the values at the bottom and at the top."""
+def _limits(values: Sequence[float], by_decades: bool) -> tuple[float, float]:
+    """Return the values at the bottom and at the top of the scale."""
     if not by_decades:
         return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
     known = [value for value in values if value > 0] or [1.0]

@@ -18,7 +18,7 @@ from outbox.admin.text import shown
 
 
 def message_link(site: AdminSite, message_id: object, *, short: bool = True) -> SafeString:
-    """Return a link to a message, with a shortened id if `short`; an id of another producer is shown without a link."""
+    """Return a link to a message, with a shortened id if `short`; an id that is no UUID, of another producer, gets no link."""
     text = str(message_id)
     try:
         url = url_of(site, "outbox_messagerow_change", UUID(text))
@@ -30,9 +30,9 @@ def message_link(site: AdminSite, message_id: object, *, short: bool = True) -> 
 
 def about_link(site: AdminSite, request: HttpRequest, about: str) -> SafeString:
     """
-    Link to the row that a message is about (`shop.order:4711`), where the admin has it and the person may see it.
+    Return a link to the row that a message is about (`shop.order:4711`), if the admin has a page for it and the user may see it.
 
-    Whether it is still there is said to them alone.
+    Other users see the text only, and do not learn whether the row still exists.
     """
     label, _separator, key = about.partition(":")
     try:

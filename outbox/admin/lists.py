@@ -1,8 +1,8 @@
 """
-Lists over tables of any size: newest first, never counted completely, and with an index for each page.
+Lists over tables of any size: newest first, never counted completely, each page read along an index.
 
-A list has pages for its newest `COUNTED` rows; a link at the end leads to older ones (`?before=`). A filter without an index
-reads the newest `LOOKED_AT` rows only, says so, and can continue from there.
+A list has pages for its newest `MAX_COUNTED` rows; a link at the end leads to older rows (`?before=`). A filter without an index
+reads only the newest `MAX_READ` rows; then the page says so, and has a link to continue with older rows.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.text import number
 
-COUNTED = 1000
-LOOKED_AT = 10_000
+MAX_COUNTED = 1000
+MAX_READ = 10_000
 
 BEFORE = "before"
 
-Unindexed = tuple[Sequence[Any], Any, str]  # primary keys; the keyset below which no row was read, or None; a note that says so
+# The result of a search without an index: primary keys; the keyset below which no row was read, or None; a text about that.
+UnindexedResult = tuple[Sequence[Any], Any, str]
 
 
-class Pages(Paginator):
-    """Pages of the newest rows."""
+class LimitedPaginator(Paginator):
+    """Pages of the newest `MAX_COUNTED` rows."""
 
     @cached_property
     def _found(self) -> int:
-        rows: Any = self.object_list[: COUNTED + 1]
+        rows: Any = self.object_list[: MAX_COUNTED + 1]
         return int(rows.count())
 
     @cached_property
     def count(self) -> int:
-        """Return the number of rows, at most `COUNTED`."""
-        return min(self._found, COUNTED)
+        """Return the number of rows, at most `MAX_COUNTED`."""
+        return min(self._found, MAX_COUNTED)
 
     @property
     def is_more(self) -> bool:
-        """Whether there are older rows than those in the pages."""
-        return self._found > COUNTED
+        """Whether there are older rows than the pages show."""
+        return self._found > MAX_COUNTED
 
 
 class Filter(SimpleListFilter):
-    """A filter by a column, by default that of its parameter. `is_indexed`: an index finds its rows."""
+    """A filter by a column, by default the one named like the parameter. `is_indexed`: whether its rows have an index."""
 
     column = ""
     is_indexed = False
-    bounds: Mapping[str, Any] = MappingProxyType({})  # the resulting lookups of the keyset
+    bounds: Mapping[str, Any] = MappingProxyType({})  # lookups of the list's keyset that follow from the filter's value
 
     @classproperty
     def parameter_names(cls) -> Sequence[str | None]:
@@ -68,15 +69,15 @@ class Filter(SimpleListFilter):
         return queryset if self.value() is None else queryset.filter(**{self.column or str(self.parameter_name): self.value()})
 
 
-class Newest(ChangeList):
-    """The newest rows of a table, by the admin's `keyset`, a column with an index."""
+class NewestFirst(ChangeList):
+    """The newest rows of a table, in the order of the admin's `keyset`, a column with an index."""
 
-    model_admin: Any  # a ReadOnlyAdmin, whose list this is
-    floor: Any = None  # no older row than this was read
-    note: str = ""  # says so
+    model_admin: Any  # the ReadOnlyAdmin of the list
+    floor: Any = None  # the keyset of the oldest row that was read, if filters left older rows unread
+    note: str = ""  # the text about that for the page
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Reject parameters that are not of a filter, since each could read all rows."""
+        """Reject parameters that belong to no filter, since such a lookup may read all rows."""
         filters: dict[str, Any] = super().get_filters_params(params)
         filters.pop(BEFORE, None)
         if set(filters) - {name for spec in self.list_filter for name in spec.parameter_names}:  # type: ignore[union-attr]
@@ -84,22 +85,22 @@ class Newest(ChangeList):
         return filters
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Order by the keyset, whatever the URL says."""
+        """Return the keyset as the order, and ignore the order that the URL asks for."""
         return [f"-{self.model_admin.keyset}"]
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: list[str | None] | None = None) -> QuerySet[Any]:
         rows: QuerySet[Any] = super().get_queryset(request, exclude_parameters)
         if any("\x00" in value for values in request.GET.lists() for value in values[1]):
-            return rows.none()  # PostgreSQL's texts hold no NUL
+            return rows.none()  # no text in PostgreSQL contains NUL, and a query with one fails
         bounds = self._bounds
         needs_all_rows = not self.query and any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
         if needs_all_rows and not self.model_admin.is_small:
             keyset = self.model_admin.keyset
             read = self.root_queryset.filter(**bounds).order_by(f"-{keyset}").values_list(keyset, flat=True)
-            self.floor = next(iter(read[LOOKED_AT : LOOKED_AT + 1]), None)
+            self.floor = next(iter(read[MAX_READ : MAX_READ + 1]), None)
             if self.floor is not None:
-                bounds[f"{keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
-                self.note = _("No index serves this filter: only the newest {} rows were looked at.").format(number(LOOKED_AT))
+                bounds[f"{keyset}__gte"] = self.floor  # replaces a lower bound, which is not higher
+                self.note = _("No index serves this filter: only the newest {} rows were read.").format(number(MAX_READ))
         if self.query and (unindexed := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
             pks, self.floor, self.note = unindexed
             rows = rows.filter(pk__in=pks)
@@ -113,7 +114,7 @@ class Newest(ChangeList):
 
     @property
     def before(self) -> Any:
-        """Where the list begins; None: at the newest row."""
+        """The keyset value of `?before=`, at which the list begins; None if it begins at the newest row."""
         return self._before
 
     @property
@@ -122,7 +123,7 @@ class Newest(ChangeList):
 
     @property
     def older_url(self) -> str:
-        """The URL of older rows; empty where there are none."""
+        """The URL of older rows; "" if there are none."""
         if self.paginator.is_more and self.page_num == self.paginator.num_pages and self.result_list:
             last = getattr(self.result_list[-1], self.model_admin.keyset)
         elif self.floor is not None and not self.paginator.is_more:
@@ -151,7 +152,7 @@ class Newest(ChangeList):
             value = field.to_python(text)
             if not isinstance(value, datetime):
                 return value
-            # In UTC: PostgreSQL reads no offset of 16 hours or more.
+            # PostgreSQL rejects time zone offsets of 16 hours or more, so convert to UTC.
             return (timezone.make_aware(value) if timezone.is_naive(value) else value).astimezone(UTC)
         except (ValidationError, OverflowError, ValueError) as error:
             raise IncorrectLookupParameters from error

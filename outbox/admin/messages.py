@@ -23,7 +23,7 @@ from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.body_preview import is_field_shown
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
-from outbox.admin.lists import COUNTED, Filter, Unindexed
+from outbox.admin.lists import MAX_COUNTED, Filter, UnindexedResult
 from outbox.admin.pages import may_see, topics, url_of
 from outbox.admin.state_badges import state_badges
 from outbox.admin.text import Text, badge, moment, shown, since
@@ -36,15 +36,15 @@ from outbox.extensions import Extension, extensions
 from outbox.ids import made_at
 from outbox.message import Header, message_types, read_headers
 from outbox.models import DeadMessage, Deferred, Delayed, MessageRow, MessageState, Ticket
-from outbox.monitoring.find import FIRST_ID, LAST_ID, SECONDS, find_by_field, has_id, is_field_search, is_key_or_row, parse
+from outbox.monitoring.find import FIRST_ID, LAST_ID, MAX_SECONDS, find_by_field, has_id, is_field_search, is_key_or_row, parse
 from outbox.monitoring.timeline import Timeline, TimelineEntry, read_timeline
 from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
 
-# Messages by the state of their batch, found with the index of unfinished batches, or of dead ones. The limit is inside: joined
-# with a million rows, the planner would choose a nested loop.
-HELD = """
+# Messages by the state of their batch, found with the index of unfinished batches, or of dead ones. The limit is in this query,
+# since the planner would choose a nested loop if it had to join a million rows.
+IN_BATCHES = """
 SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
 ORDER BY u.id DESC LIMIT %s
@@ -84,12 +84,12 @@ class StateFilter(Filter):
             case MessageStatus.DISCARDED:
                 discarded = MessageState.objects.filter(state=state, id__in=DeadMessage.objects.values("message_id"))
                 return queryset.filter(id__in=discarded.values("id"))
-            case _:  # the others in `narrow`, which has the bounds of the list
+            case _:  # `narrow` filters by the other states, since it has the bounds of the list
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
 class TopicIdFilter(TopicFilter):
-    """Filter by topic, in the table of messages, which has no index for it."""
+    """Filter by topic in the table of messages, which has no index on the topic."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
         if self.value() is None:
@@ -98,7 +98,7 @@ class TopicIdFilter(TopicFilter):
 
 
 class TypeFilter(Filter):
-    """Filter by message type, which is in the headers as `publish()` encodes them."""
+    """Filter by message type, with a search in the headers, whose encoding is that of `publish()`."""
 
     title = _("type")
     parameter_name = "type"
@@ -133,38 +133,39 @@ class MessageAdmin(ReadOnlyAdmin):
         connection, search = database.raw(rows.db), parse(text)
         if search.id and has_id(connection, search):
             return rows.filter(id=search.id)
-        if is_field_search(connection, search):  # in `search_unindexed`, which has the bounds of the list
+        if is_field_search(connection, search):  # `search_unindexed` does it, since it has the bounds of the list
             return rows
         return rows.filter(Q(key=search.text) & ~Q(key="") | Q(about__in=search.about))
 
-    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> Unindexed | None:
-        """Look for a field of bodies; users who may not view masked fields cannot search them either."""
+    def search_unindexed(self, request: HttpRequest, text: str, bounds: dict[str, Any]) -> UnindexedResult | None:
+        """Search a field of bodies; users who may not view masked fields cannot search them either."""
         connection, search = database.raw(router.db_for_read(MessageRow)), parse(text)
         if not is_field_search(connection, search):
             return None
         first, end = bounds.get("id__gte", FIRST_ID), bounds.get("id__lt", LAST_ID)
         allowed = {} if request.user.has_perm("outbox.view_body") else {"may_read": is_field_shown}
-        by_field = find_by_field(connection, search, first=first, end=end, limit=COUNTED + 1, **allowed)
+        by_field = find_by_field(connection, search, first=first, end=end, limit=MAX_COUNTED + 1, **allowed)
         if by_field.reached is not None:
-            late = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
-            unindexed = late if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
-            note = format_html(str(unindexed), moment(made_at(by_field.reached)), SECONDS)
+            late_text = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
+            sentence = late_text if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
+            note = format_html(str(sentence), moment(made_at(by_field.reached)), MAX_SECONDS)
             return by_field.ids, by_field.reached, note
-        return by_field.ids, None, TOO_LATE.format(SECONDS) if by_field.is_late else ""
+        return by_field.ids, None, TOO_LATE.format(MAX_SECONDS) if by_field.is_late else ""
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
-        """Filter messages by their state, at most as many as are counted."""
+        """Filter messages by their state; return at most one more than a list counts."""
         state, topic = request.GET.get("state"), request.GET.get("topic")
-        if state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST) and request.GET.get("q", "").strip():  # of those found
+        is_search = bool(request.GET.get("q", "").strip())
+        if is_search and state in (*BATCHES, MessageStatus.SENT, MessageStatus.LOST):  # a search finds few rows
             return rows.filter(id__in=MessageState.objects.filter(state=state, id__in=rows.values("id")).values("id"))
         if state in BATCHES:
             chosen = [known.id for known in topics(request) if known.name == topic] if topic else None
-            arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, COUNTED + 1]
-            return rows.filter(id__in=RawSQL(HELD.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
-        if state in (MessageStatus.SENT, MessageStatus.LOST):  # by reading the view from its newest rows
-            walked = MessageState.objects.filter(state=state, **bounds)
-            walked = walked.filter(topic=topic) if topic else walked
-            return rows.filter(id__in=walked.order_by("-id").values("id")[: COUNTED + 1])
+            arguments = [bounds.get("id__lt", LAST_ID), bounds.get("id__gte", FIRST_ID), chosen, chosen, MAX_COUNTED + 1]
+            return rows.filter(id__in=RawSQL(IN_BATCHES.format(where=BATCHES[MessageStatus(state)]), arguments))  # noqa: S611  (constants)
+        if state in (MessageStatus.SENT, MessageStatus.LOST):  # no index has them, so read the view from its newest rows
+            in_state = MessageState.objects.filter(state=state, **bounds)
+            in_state = in_state.filter(topic=topic) if topic else in_state
+            return rows.filter(id__in=in_state.order_by("-id").values("id")[: MAX_COUNTED + 1])
         return rows
 
     def complete(self, request: HttpRequest, rows: list[MessageRow]) -> None:
@@ -208,9 +209,9 @@ class MessageAdmin(ReadOnlyAdmin):
         return shown((row.current and row.current.last_error) or "", 120)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """List messages. A search for an id that only the archive may have redirects to its page."""
+        """List messages; but if the search is for an id that only the archive may have, redirect to that message's page."""
         search = parse(request.GET.get("q", ""))
-        _, message_id = self._elsewhere(request, search.text) if self.has_view_permission(request) else (None, None)
+        _, message_id = self._in_archive(request, search.text) if self.has_view_permission(request) else (None, None)
         if message_id and not is_key_or_row(database.raw(router.db_for_read(MessageRow)), search):
             return HttpResponseRedirect(url_of(self.admin_site, "outbox_messagerow_change", message_id))
         return super().changelist_view(request, extra_context)
@@ -222,13 +223,13 @@ class MessageAdmin(ReadOnlyAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        archive, message_id = self._elsewhere(request, object_id or "")
+        archive, message_id = self._in_archive(request, object_id or "")
         if archive and message_id:
             return archive.archived_message(self, request, message_id)
         return super().changeform_view(request, object_id, form_url, extra_context)
 
-    def _elsewhere(self, request: HttpRequest, text: str) -> tuple[Extension | None, UUID | None]:
-        """Return the app that may have a message which is not in the database, and the id in the text; else None for both."""
+    def _in_archive(self, request: HttpRequest, text: str) -> tuple[Extension | None, UUID | None]:
+        """Return the app whose archive may have the message with the id in a text, and the id; None twice if there is none."""
         archive = next((extension for extension in extensions() if extension.has_archive()), None)
         if archive is None:
             return None, None
@@ -239,7 +240,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return (None, None) if self.get_queryset(request).filter(pk=message_id).exists() else (archive, message_id)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> MessageRow | None:
-        """Return a message with the size of its body, and with as much of the body as can be shown."""
+        """Return a message with the size of its body, and with the beginning of the body."""
         whole = super().get_queryset(request).exclude(topic_id=0).defer("body")
         try:
             row: MessageRow = read_beginning(whole).get(pk=UUID(object_id))
@@ -257,7 +258,7 @@ class MessageAdmin(ReadOnlyAdmin):
             "why": shown(why(database.raw(using), row.id) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
             "deferred": self._deferred(request, timeline, row.id) if timeline else [],
-            "moments": [_as_told(entry) for entry in timeline.entries] if timeline else [],
+            "moments": [_as_shown(entry) for entry in timeline.entries] if timeline else [],
             **contents(request, headers, row.beginning, row.size),
             "key": shown(row.key),
             "age": since(row.created_at),
@@ -265,7 +266,7 @@ class MessageAdmin(ReadOnlyAdmin):
             "cause": message_link(self.admin_site, headers[Header.CAUSATION_ID], short=False)
             if Header.CAUSATION_ID in headers
             else "",
-            **self._asked(request, row, timeline),
+            **self._at_broker(request, row, timeline),
         }
 
     def _deferred(self, request: HttpRequest, timeline: Timeline, message_id: UUID) -> list[tuple[str, str]]:
@@ -276,8 +277,8 @@ class MessageAdmin(ReadOnlyAdmin):
         groups = [group for group, _outcome, by in timeline.ended if not by]
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
-    def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
-        """Look the message up at the broker if the user asked for it, since the broker may be slow, or away."""
+    def _at_broker(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:
+        """Look the message up at the broker, but only if the user asked for it, since the broker may be slow or unreachable."""
         if "broker" not in request.GET or timeline is None:
             return {}
         if not Lookups.has(conf.broker_class(timeline.broker)):
@@ -293,13 +294,13 @@ class MessageAdmin(ReadOnlyAdmin):
         return {"is_asked": True, "found": stored_copies, "trouble": trouble}
 
 
-def _as_told(one: TimelineEntry) -> dict[str, Any]:
+def _as_shown(entry: TimelineEntry) -> dict[str, Any]:
     return {
-        "at": one.at,
-        "what": one.what,
-        "text": shown(one.text, 2000),
-        "who": shown(one.who, 100),
-        "by": shown(one.by, 200),
-        "traceback": shown(one.traceback),
-        "tone": one.severity,
+        "at": entry.at,
+        "what": entry.what,
+        "text": shown(entry.text, 2000),
+        "who": shown(entry.who, 100),
+        "by": shown(entry.by, 200),
+        "traceback": shown(entry.traceback),
+        "tone": entry.severity,
     }

@@ -1,4 +1,4 @@
-"""The open transaction behind a message that went half first, as a cell of a list."""
+"""The open transaction of a message that went half first (its half message was sent before its work), as a cell of a list."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from outbox.monitoring.text import age
 
 BLOCKING_SHOWN = 3
 
-# A statement in parts. Only the first two are shown; all others are values, or may contain one. PostgreSQL cuts long statements
-# off, so any part may lack its end. Whether a backslash in a plain string escapes the quote behind it depends on a setting, so
-# from there on all is hidden. Comments may be nested, so they last until the last end of one.
+# Splits a statement into parts. Only the parts `name` and `other` are shown; all others are values, or may contain values.
+# PostgreSQL truncates long statements, so any part may lack its end. Whether a backslash in a plain string escapes the next quote
+# depends on a setting, so everything from such a string on is hidden. Comments may be nested, so one extends to the last `*/`.
 _PARTS = re.compile(
     r"""
     (?P<name> "(?:[^"]|"")*(?:"|\Z) | (?![eE]')[^\W\d][\w$]* | \$\d+ )
@@ -36,7 +36,7 @@ _PARTS = re.compile(
 
 def transaction_cell(sessions: Sessions, *, with_query: bool) -> SafeString:
     """
-    Return what is known of a message's transaction.
+    Return a text about a message's transaction.
 
     Args:
         with_query: the user may see texts that may contain data of messages.
@@ -45,11 +45,13 @@ def transaction_cell(sessions: Sessions, *, with_query: bool) -> SafeString:
         return shown(sessions, 500)
     if sessions:
         return _open(*sessions, with_query=with_query)
-    return SafeString(_("None is open: it has ended, or its connection was lost. The next check-back tells how it ended."))
+    return SafeString(
+        _("No transaction is open: it has ended, or its connection was lost. The next check-back tells how it ended.")
+    )
 
 
 def masked(query: str) -> str:
-    """Return a statement with `HIDDEN` in the place of each value and comment."""
+    """Return a statement with each value and comment replaced by `HIDDEN`."""
     return _PARTS.sub(lambda part: part.group() if part["name"] or part["other"] else HIDDEN if part.group() else "", query)
 
 
@@ -57,8 +59,8 @@ def _open(session: DatabaseSession, *blocking: DatabaseSession, with_query: bool
     since = _("Open for {}").format(age(session.open_seconds)) if session.open_seconds is not None else _("Open")
     lines = [format_html("{}: {}", since, _described(session))]
     if with_query and not session.is_hidden:
-        named = _("Runs") if session.state == "active" else _("Last statement")
-        lines.append(format_html("{}: <code>{}</code>", named, shown(masked(session.query), 300)))
+        label = _("Current statement") if session.state == "active" else _("Last statement")
+        lines.append(format_html("{}: <code>{}</code>", label, shown(masked(session.query), 300)))
     for blocker in blocking[:BLOCKING_SHOWN]:
         lines.append(format_html(_("It waits for {}"), _described(blocker)))
         if with_query and not blocker.is_hidden and blocker.query:

@@ -1,4 +1,4 @@
-"""The overview: the state of everything on one page, read with a limited number of limited queries."""
+"""The overview: the state of everything on one page, read with a limited number of queries, each with a timeout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def overview(model_admin: ModelAdmin, request: HttpRequest) -> TemplateResponse:
         "opts": model_admin.opts,
         "media": model_admin.media,
     }
-    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # exceptions of handlers may contain data of a message
+    has_errors = may_see(model_admin.admin_site, MessageRow, request)  # a handler's error may contain data of a message
     try:
         with bounded(using, connection):
             context |= _read(using, connection, urls, has_errors=has_errors)

@@ -1,4 +1,4 @@
-"""The frame of all pages of the outbox: links to the other pages, and the paused topics."""
+"""The frame of all admin pages of the outbox: links to the other pages, and the paused topics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_CORE = [
 
 
 def pages() -> list[Page]:
-    """Return all pages, those of extensions too, in the order of their links."""
+    """Return all pages, including those of extensions, in the order of their links."""
     return sorted([*OF_CORE, *(page for extension in extensions() for page in extension.pages)])
 
 
@@ -51,7 +51,7 @@ def topics(request: HttpRequest) -> list[Topic]:
 
 def frame(site: AdminSite, request: HttpRequest) -> dict[str, Any]:
     """Return the context of every page of the outbox: links to the pages that the user may see, and the paused topics."""
-    request.current_app = site.name  # where {% url "admin:…" %} leads
+    request.current_app = site.name  # {% url "admin:…" %} resolves to this admin site
     links = []
     for page in pages():
         if may_see(site, page.model, request):

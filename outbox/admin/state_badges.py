@@ -1,4 +1,4 @@
-"""Badges of a message's state, and of its state in groups that know and have not handled it."""
+"""Badges of a message's state, and of its state in the groups that know it and have not handled it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discard
 
 
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
-    """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
+    """Return badges for a message's state and for groups that have not handled it; then "sent" is not shown in green."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_end(*end),) for end in ended)])
+    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_group_badge(*end),) for end in ended)])
 
 
-def _end(group: str, outcome: str, by: str) -> SafeString:
+def _group_badge(group: str, outcome: str, by: str) -> SafeString:
     tone = Severity.WAITING if outcome == "deferred" else Severity.BAD
     text = _("{outcome} by {by} for group {group}") if by else _("{outcome} for group {group}")
     return badge(text.format(outcome=OUTCOMES.get(outcome, outcome), by=plain(by), group=plain(group)), tone)

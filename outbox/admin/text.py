@@ -1,4 +1,4 @@
-"""Texts from messages and errors on our pages: escaped, truncated, and with control characters made visible."""
+"""Make texts from messages and errors fit for pages: escaped, truncated, and with control characters made visible."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from outbox.monitoring.text import age
 if TYPE_CHECKING:
     from django.utils.functional import _StrOrPromise
 
-Text: TypeAlias = "_StrOrPromise"  # one of our own, which may be translated
+Text: TypeAlias = "_StrOrPromise"  # a text of the outbox itself, which may be translated
 
 TITLE_CHARACTERS = 2_000
 
-# Control characters, invisible characters, and those that change the direction of text.
+# Control characters, invisible characters, and characters that change the direction of text.
 _ODD = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 
 
 def plain(text: str) -> str:
-    """Return a text with its control characters made visible; it is escaped elsewhere."""
+    """Return a text with its control characters made visible, but not escaped: the caller has to do that."""
     return _ODD.sub(lambda odd: f"[U+{ord(odd.group()):04X}]", text)
 
 
 def shown(text: str, limit: int | None = None) -> SafeString:
-    """Return a text as HTML, truncated to a number of characters, with more of it as a tooltip."""
+    """Return a text as HTML; if it is truncated to `limit` characters, its tooltip has up to 2,000."""
     if not text:
         return SafeString("")
     is_cut = limit is not None and len(text) > limit
@@ -47,7 +47,7 @@ def _mark(odd: re.Match[str]) -> str:
 
 
 def number(value: float, decimals: int = 0) -> str:
-    """Return a number rounded to decimals, its digits grouped as the language does."""
+    """Return a number rounded to `decimals` places, with the digit grouping of the language."""
     return number_format(round(value, decimals), decimals, force_grouping=True)
 
 
@@ -57,7 +57,7 @@ def moment(at: datetime | None) -> SafeString:
 
 
 def since(at: datetime | None) -> str:
-    """Return the time since then in words."""
+    """Return the age of a time as text: 12 s, 3 min."""
     return "" if at is None else age(max(timedelta(), datetime.now(UTC) - aware(at)).total_seconds())
 
 

@@ -19,10 +19,10 @@ from django.utils.translation import gettext_lazy as _
 from outbox.admin.text import Text
 from outbox.ids import first_id_at
 
-# Ids are assigned before the time of their row, and may be in another order.
+# An id is assigned slightly before the time of its row, so rows may be in another order by id than by time.
 SLACK = timedelta(minutes=1)
 
-FIRST_YEAR, LAST_YEAR = 1971, 9998  # the range of times in ids, well inside that of calendars
+FIRST_YEAR, LAST_YEAR = 1971, 9998  # years for which every time zone has times in ids, and in Python
 
 NAMES = ("since", "from", "to")
 SPAN_NAMES = {"hour": _("The last hour"), "day": _("The last day"), "week": _("The last week")}
@@ -33,9 +33,9 @@ class Time(enum.Enum):
     """The relation of a list's keyset to the time of its rows."""
 
     ANY = enum.auto()  # unrelated
-    KEYSET = enum.auto()  # it is the time
-    IN_IDS = enum.auto()  # ids that begin with the time
-    BESIDE_IDS = enum.auto()  # ids that increase with the time, which has an index
+    KEYSET = enum.auto()  # the keyset is the time
+    IN_IDS = enum.auto()  # the keyset is an id that begins with the time
+    BESIDE_IDS = enum.auto()  # the keyset is an id that increases with the time, and the time has an index
 
 
 def _time(text: str) -> datetime | None:
@@ -43,7 +43,7 @@ def _time(text: str) -> datetime | None:
         return None
     try:
         at = parse_datetime(text)
-        if at is not None:  # in UTC: PostgreSQL reads no offset of 16 hours or more
+        if at is not None:  # PostgreSQL rejects time zone offsets of 16 hours or more, so convert to UTC
             at = (timezone.make_aware(at) if timezone.is_naive(at) else at).astimezone(UTC)
     except (ValueError, OverflowError):
         at = None
@@ -54,9 +54,9 @@ def _time(text: str) -> datetime | None:
 
 class TimeFilter(ListFilter):
     """
-    By the `time` of a `ReadOnlyAdmin`, with `since` (hour, day, week), `from` and `to`.
+    Filter by the column `time` of a `ReadOnlyAdmin`, with the parameters `since` (hour, day, week), `from` and `to`.
 
-    Where the list is ordered by it, or by ids that begin with it, the list itself takes the range as its bounds.
+    If the list is ordered by that column, or by ids that begin with the time, the range becomes bounds of the list's keyset.
     """
 
     title = _("time")
@@ -92,7 +92,7 @@ class TimeFilter(ListFilter):
 
     @cached_property
     def bounds(self) -> dict[str, Any]:
-        """The range as bounds of the keyset; empty where the keyset is unrelated to the time."""
+        """The range as bounds of the keyset; empty if the keyset is unrelated to the time."""
         match self.time_is:
             case Time.KEYSET:
                 return self._lookups(self.keyset)
@@ -108,12 +108,12 @@ class TimeFilter(ListFilter):
         return queryset if is_exact else queryset.filter(**self._lookups(self.column))
 
     def _lookups(self, column: str) -> dict[str, datetime]:
-        """Return the range as lookups of a column of times: from `begin` up to but not including `end`, as far as there are."""
+        """Return the range as lookups of a column: at or after `begin`, and before `end`; without a lookup for a missing end."""
         bounds = {f"{column}__gte": self.begin, f"{column}__lt": self.end}
         return {name: bound for name, bound in bounds.items() if bound is not None}
 
     def _find_ids(self) -> dict[str, Any]:
-        """Return ids near both ends of the range, found with the index of the time."""
+        """Return bounds of ids for both ends of the range, a little wider than it, found with the index of the time."""
         bounds: dict[str, Any] = {}
         for name, at, slack in (("gte", self.begin, -SLACK), ("lt", self.end, SLACK)):
             if at is not None:
@@ -133,6 +133,6 @@ class TimeFilter(ListFilter):
         yield from (link(text, name) for name, text in SPAN_NAMES.items())
 
     def kept(self) -> list[tuple[str, str]]:
-        """Return the parameters of the other filters, which the form has to repeat."""
-        gone = {*NAMES, "before", "p"}
-        return [(name, value) for name, values in self.request.GET.lists() if name not in gone for value in values]
+        """Return the parameters of the other filters, which the form has to send again."""
+        dropped = {*NAMES, "before", "p"}
+        return [(name, value) for name, values in self.request.GET.lists() if name not in dropped for value in values]

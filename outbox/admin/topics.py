@@ -1,4 +1,4 @@
-"""Topics: which are paused, by whom and why; and the overview."""
+"""The list of topics, on which users pause and resume them, and the pages of the overview and the catalogue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from outbox.topics import pause, resume
 
 
 class PauseForm(forms.Form):
-    """The reason for a pause or its end. `since`: identifies the pause that the user saw."""
+    """The form for the reason of a pause, or of its end. `since` identifies the pause that the user saw."""
 
     reason = forms.CharField(label=_("Reason"), max_length=500, help_text=_("For the log, and for other operators."))
     since = forms.CharField(required=False, widget=forms.HiddenInput)
@@ -59,7 +59,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         ]
 
     def catalogue_view(self, request: HttpRequest) -> HttpResponse:
-        """Show which messages are sent here, and who handles them."""
+        """Show the messages that this project sends, and their handlers."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         return catalogue(self, request)
@@ -105,7 +105,7 @@ class TopicAdmin(ReadOnlyAdmin):
         return format_html('<a href="{}">{}</a>', url, _("History"))
 
     def pause_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
-        """Pause a topic, after a form for the reason."""
+        """Show a form for the reason, then pause the topic."""
         topic = self._topic(request, topic_id)
         form = PauseForm(request.POST if request.method == "POST" else None)
         if not form.is_valid():
@@ -118,7 +118,7 @@ class TopicAdmin(ReadOnlyAdmin):
         return self._back(request, topic, _("Topic {} is paused.") if done else _("Topic {} was paused already."), done)
 
     def resume_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
-        """End the pause that the user saw, after a form for the reason."""
+        """Show a form for the reason, then end the pause that the user saw."""
         topic = self._topic(request, topic_id)
         shown_since = topic.paused_at.isoformat() if topic.paused_at else ""
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})

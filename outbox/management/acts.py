@@ -1,4 +1,4 @@
-"""Manual acts: who does them, for their records, and a confirmation of those that cannot be undone."""
+"""Manual acts: the name of the operator, for the records, and the confirmation of an act that cannot be undone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.management.exits import unable
 
 
 def actor(command: str) -> str:
-    """Return the name of a command with the operating system's user and host."""
+    """Return the name of a command with the operating system's user and host: outbox_pause by ada@host."""
     number = os.getuid()
     try:
         name = pwd.getpwuid(number).pw_name

@@ -1,10 +1,10 @@
 """
 The exit codes of all commands.
 
-0: done, and nothing needs attention. 1: something needs attention, or was not done; the output says what (of `outbox_consume`: a
-handler that did not end at its time limit). 2: nothing could be
-done, because arguments or settings are wrong, or a database or broker cannot be reached. 3: stopped by a signal during a call
-that did not return; other processes continue its work.
+0: done, and nothing needs attention. 1: something needs attention, or was not done; the output names it. `outbox_consume` also
+ends with 1 if a handler does not return within its time limit. 2: nothing could be done, because arguments or settings are wrong,
+or a database or broker cannot be reached. 3: stopped by a signal during a call that did not return; other processes continue the
+work.
 """
 
 from __future__ import annotations

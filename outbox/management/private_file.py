@@ -8,7 +8,7 @@ from pathlib import Path
 
 def write_privately(path: Path, text: str) -> None:
     """
-    Write a file with mode 600, whatever the umask is and whatever mode it had.
+    Write a file with mode 600, regardless of the umask and of the file's previous mode.
 
     Raises:
         OSError: it cannot be written.

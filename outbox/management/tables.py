@@ -8,7 +8,7 @@ from outbox.logs import one_line
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return rows aligned under their headings, numbers to the right."""
+    """Return rows in columns under their headings, with numbers aligned to the right."""
     cells = [[_text(value) for value in row] for row in rows]
     widths = [max(len(head), *(len(row[n]) for row in cells)) if cells else len(head) for n, head in enumerate(heads)]
     is_number = [bool(rows) and all(isinstance(row[n], int | float | None) for row in rows) for n in range(len(heads))]

@@ -11,7 +11,7 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 
 def time(text: str) -> datetime:
     """
-    Parse a time: an age (`30m`, `2h`, `7d`), or ISO 8601, in UTC if it has no time zone.
+    Parse a time: an age (`30m`, `2h`, `7d`), or ISO 8601, which is taken as UTC if it has no time zone.
 
     Raises:
         ValueError: the text is neither.

@@ -1,7 +1,7 @@
 """
-The list of what needs attention, for health, `outbox_status`, metrics, the overview and the doctor.
+Findings about the running system, for health, `outbox_status`, metrics, the admin's overview and the doctor.
 
-Each finding has its cause and the next step. It disappears when its cause does.
+Each finding names its cause and the next step. It disappears when its cause does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
 LATE_SECONDS = 60.0
-PAUSED_SECONDS = 86_400.0  # after which a pause may be forgotten
-STUCK_SECONDS = 300.0  # where it is unknown since when a message waits
-SLOW_MINUTES = 10  # of work in the backlog, at the pace of the last minutes
+PAUSED_SECONDS = 86_400.0  # somebody may have forgotten a longer pause
+STUCK_SECONDS = 300.0  # the limit if it is unknown for how long a message has waited
+SLOW_MINUTES = 10  # the limit of the time that a backlog takes at the pace of the last minutes
 
-# A database without writes has no heartbeats, and nothing is sent or handled.
+# In a read-only database there are no heartbeats, and nothing is sent or handled. So these findings would only repeat that.
 FOLLOW_FROM_READ_ONLY = {
     "outbox.no_relay",
     "outbox.no_checker",
@@ -51,23 +51,25 @@ FOLLOW_FROM_READ_ONLY = {
 
 
 def read_attention(connection: Connection, alias: str) -> list[Finding]:
-    """Return what needs attention in a database; brokers on a server are asked, each for a few seconds at most."""
+    """Return the findings about a database; brokers on a server are asked, each for a few seconds at most."""
     return list(find_attention(connection, read_status(connection, alias)))
 
 
 def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
-    """Yield what needs attention and is not silenced; causes come before their effects, or instead of them."""
+    """Yield the findings that are not silenced; causes come before their effects, or instead of them."""
     is_free = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
     for rule_ in rules(Needs.STATUS, Needs.DATABASE):
         try:
             if rule_.needs is Needs.STATUS:
                 findings = list(rule_.find(status))
             else:
-                with nullcontext() if is_free else connection.transaction():  # a savepoint: the caller's transaction goes on
+                with (
+                    nullcontext() if is_free else connection.transaction()
+                ):  # a savepoint, so that an error leaves the caller's usable
                     findings = list(rule_.find(status, connection))
         except Exception as error:
             if connection.closed or isinstance(error, psycopg.errors.LockNotAvailable):
-                raise  # the database is away, or a session locks its tables, which the caller names
+                raise  # the database is unreachable, or a session locks its tables; the caller reports both
             findings = [rule_.failed(error)]
         for finding in findings:
             if not finding.is_silenced() and not (status.is_read_only and finding.id in FOLLOW_FROM_READ_ONLY):
@@ -78,43 +80,43 @@ def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
 def _read_only(status: Status) -> Iterator[Finding]:
     """
     read_only: The database accepts no writes.
-        Set `default_transaction_read_only = off`, or see why the server is read-only, such as a full disk.
+        Set `default_transaction_read_only = off`, or find out why the server is read-only, such as a full disk.
     """
     if status.is_read_only:
         cause = "It accepts no writes, so nothing is published, sent or handled, and processes send no heartbeats."
-        step = "Set default_transaction_read_only = off, or see why the server was made read-only, such as a full disk."
+        step = "Set default_transaction_read_only = off, or find out why the server is read-only, such as a full disk."
         yield Finding("outbox.read_only", f"database {status.database!r}", cause, step)
 
 
 @rule("outbox.broker_away", needs=Needs.STATUS)
-def _brokers(status: Status) -> Iterator[Finding]:
+def _unreachable_brokers(status: Status) -> Iterator[Finding]:
     """
-    broker_away: A relay cannot send to a broker, or it cannot be reached.
+    broker_away: A relay cannot send to a broker, or the broker cannot be reached.
         Start the broker, or correct its OPTIONS. Messages wait; none is lost.
     """
-    away: dict[str, tuple[str, str]] = {}
+    unreachable: dict[str, tuple[str, str]] = {}
     for process in status.processes:
         if process.breaker != "closed" and not process.is_silent:
             error = next((topic.error for topic in status.topics if topic.broker == process.broker and topic.error), "")
-            away[process.broker] = no_answer(process), error
+            unreachable[process.broker] = no_answer(process), error
     for group in status.groups:
         if group.trouble:
-            away[group.broker] = "It cannot be reached.", group.trouble
-    for alias, (cause, error) in sorted(away.items()):
+            unreachable[group.broker] = "It cannot be reached.", group.trouble
+    for alias, (cause, error) in sorted(unreachable.items()):
         yield broker_away(alias, cause, error)
 
 
 def no_answer(relay: ProcessStatus) -> str:
-    """Return that a relay's sends fail."""
-    return f"The relay {relay.name} gets no answer: its breaker is {relay.breaker}."
+    """Return the sentence about a relay whose sends fail."""
+    return f"The relay {relay.name} gets no answer: its circuit breaker is {relay.breaker}."
 
 
 @rule("outbox.no_relay", "outbox.no_checker", needs=Needs.STATUS)
-def _relays(status: Status) -> Iterator[Finding]:
+def _missing_relays(status: Status) -> Iterator[Finding]:
     """
     no_relay: No relay of a broker has sent a heartbeat for 8 s.
-        Start `outbox_relay`, or see that Celery's worker and beat run.
-    no_checker: The processes that answered the broker's check-backs are gone.
+        Start `outbox_relay`, or check that Celery's worker and beat run.
+    no_checker: No process that answers the broker's check-backs is running any more.
         Start `outbox_relay` or `outbox_checker`.
     """
     for alias in _aliases():
@@ -133,7 +135,7 @@ def _aliases() -> list[str]:
 
 
 def no_relay(alias: str, relays: list[ProcessStatus]) -> Finding:
-    """Return that no relay of a broker is running, of those that have been."""
+    """Return the finding that no relay of a broker is running; `relays` are its silent ones, the newest heartbeat first."""
     step = "Start outbox_relay, or check that Celery's worker and beat run. Messages wait meanwhile."
     seconds, cause = _absence("relay", relays)
     return Finding("outbox.no_relay", f"broker {alias!r}", cause, step, seconds=seconds)
@@ -150,13 +152,13 @@ HAS_MESSAGES = "SELECT EXISTS (SELECT FROM outbox_message WHERE id >= %s AND id 
 
 
 @rule("outbox.no_worker", needs=Needs.DATABASE)
-def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
+def _untaken_wakeups(status: Status, connection: Connection) -> Iterator[Finding]:
     """
     no_worker: Commits send wakeups to Celery, and no worker takes them; long-running relays send the messages.
         Start a worker with `--queues outbox`, or set `CELERY_WAKEUP` to `False`. The doctor asks the workers themselves.
     """
-    # A worker that takes a wakeup runs a relay, whose heartbeat is kept for STALE_AFTER. So messages that are older than a minute
-    # and newer than that, without such a heartbeat, show that no worker takes them.
+    # A worker that takes a wakeup runs a relay, and the row of its heartbeat is kept for STALE_AFTER. If there is no such row,
+    # although messages were published within STALE_AFTER and more than a minute ago, then no worker takes wakeups.
     relays = [process for process in status.processes if process.kind in ("relay", WAKEUP)]
     is_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
     if not is_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
@@ -171,9 +173,9 @@ def _untaken(status: Status, connection: Connection) -> Iterator[Finding]:
 
 
 @rule("outbox.no_beat", needs=Needs.STATUS)
-def _beat(status: Status) -> Iterator[Finding]:
+def _missing_beat(status: Status) -> Iterator[Finding]:
     """
-    no_beat: Celery's beat sends no sweep, though its schedule has one, and workers relay on wakeups alone.
+    no_beat: Celery's beat sends no sweep, although its schedule has one, so workers relay on wakeups alone.
         Start `celery beat`.
     """
     for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
@@ -189,11 +191,11 @@ def _beat(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.servers_differ", needs=Needs.STATUS)
-def _servers(status: Status) -> Iterator[Finding]:
+def _differing_servers(status: Status) -> Iterator[Finding]:
     """
-    servers_differ: The settings of a process name another server for a broker than those of its relays: messages of one do not
-    reach the other.
-        Set the same `OUTBOX["BROKERS"]` for both; silence it where that is one server under two names.
+    servers_differ: The settings of a process name another server for a broker than the settings of the broker's relays, so
+    messages of one do not reach the other.
+        Set the same `OUTBOX["BROKERS"]` for both; silence the finding if both names mean the same server.
     """
     for alias in _aliases():
         relays = {relay.server: relay for relay in status.live("relay", alias) if relay.server}
@@ -207,34 +209,34 @@ def _servers(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.process_fails", needs=Needs.STATUS)
-def _failing(status: Status) -> Iterator[Finding]:
+def _failing_processes(status: Status) -> Iterator[Finding]:
     """
-    process_fails: A relay, consumer, check loop or checker runs and cannot do its work, with the server's words.
-        Correct what it names, such as a missing permission. The process tries again by itself.
+    process_fails: A relay, consumer, check-back loop or checker is running but cannot do its work; the finding quotes the error.
+        Correct what the error names, such as a missing permission. The process tries again automatically.
     """
-    away = {finding.obj for finding in _brokers(status)}  # its loops fail for that reason
-    named: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
+    unreachable = {finding.obj for finding in _unreachable_brokers(status)}  # their loops fail for that reason
+    reported: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
     for process in status.processes:
         for loop, error in sorted(process.errors.items()):
-            if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in away):
+            if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in unreachable):
                 continue
             shared = (process.name, loop, error)
-            if shared in named:
+            if shared in reported:
                 continue
             if loop not in (process.kind, "search for gaps"):
-                named.add(shared)
+                reported.add(shared)
             yield process_fails(process, loop)
 
 
 def process_fails(process: ProcessStatus, loop: str) -> Finding:
-    """Return that a loop of a process fails."""
-    step = "Correct what the error names, such as a permission or a setting; it tries again by itself."
+    """Return the finding about a failing loop of a process."""
+    step = "Correct what the error names, such as a permission or a setting; the process tries again automatically."
     cause = f"The {loop} of process {process.name} fails."
     return Finding("outbox.process_fails", process.subject, cause, step, error=process.errors[loop])
 
 
 @rule("outbox.process_silent", needs=Needs.STATUS)
-def _silent(status: Status) -> Iterator[Finding]:
+def _silent_processes(status: Status) -> Iterator[Finding]:
     """
     process_silent: One of several processes was killed or is frozen, and others do its work.
         Restart it.
@@ -250,7 +252,7 @@ def _silent(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.rejected", "outbox.paused", "outbox.unknown_topic", "outbox.misconfigured", "outbox.send_fails", needs=Needs.STATUS)
-def _topics(status: Status) -> Iterator[Finding]:
+def _blocked_topics(status: Status) -> Iterator[Finding]:
     """
     rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
         `outbox_replay --unsent --all`, or `--discard`.
@@ -258,11 +260,11 @@ def _topics(status: Status) -> Iterator[Finding]:
         `outbox_pause TOPIC --resume`.
     unknown_topic: Messages wait in a topic that the settings do not have.
         Restore the topic until they are sent.
-    misconfigured: A topic, a group, a permission or a setting is not at the broker as it is needed, or the queue of a group was
+    misconfigured: A topic, a group, a permission or a setting is missing or wrong at the broker, or the queue of a group was
     deleted.
         Correct it at the broker; restart the group's consumers, then run the audit.
     send_fails: Sending a message has failed ten times.
-        See its page.
+        See the error on the message's page in the admin, and correct its cause.
     """
     for topic in status.topics:
         subject = f"topic {topic.name!r}"
@@ -286,20 +288,20 @@ def _topics(status: Status) -> Iterator[Finding]:
 
 
 def paused(topic: str, cause: str, seconds: float | None) -> Finding:
-    """Return that a topic is paused."""
+    """Return the finding about a paused topic."""
     step = f"End the pause with outbox_pause {topic} --resume."
     return Finding("outbox.paused", f"topic {topic!r}", cause, step, seconds=seconds)
 
 
 def unknown_topic(topic: str, messages: int, seconds: float | None = None) -> Finding:
-    """Return that messages wait in a topic that the settings do not have."""
-    cause = f'{wait(messages)}, but OUTBOX["TOPICS"] has no such topic: no relay sends there.'
+    """Return the finding about messages that wait in a topic that the settings do not have."""
+    cause = f'{wait(messages)}, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.'
     step = "Restore the topic in settings until they are sent."
     return Finding("outbox.unknown_topic", f"topic {topic!r}", cause, step, seconds=seconds)
 
 
 @rule("outbox.late", needs=Needs.STATUS)
-def _late(status: Status) -> Iterator[Finding]:
+def _late_topics(status: Status) -> Iterator[Finding]:
     """
     late: A message has waited for more than a minute.
         [Ask why](../how-to/watch.md#why-is-this-message-not-out-yet).
@@ -313,26 +315,26 @@ def _late(status: Status) -> Iterator[Finding]:
 
 
 @rule("outbox.misconfigured", "outbox.no_handler", "outbox.given_up", needs=Needs.STATUS)
-def _undelivered(status: Status) -> Iterator[Finding]:
+def _undelivered_messages(status: Status) -> Iterator[Finding]:
     """
-    no_handler: Messages of a topic wait for a group that has no handler here, and no consumer of another release has taken
-    them in the last hour; or deferred messages are due, and no live process has a handler.
-        Start the consumers of the release that has one, or restore it until they are handled; if it was removed for good,
-        [drop them](../how-to/deploy.md#remove-a-consumer-group).
-    given_up: The broker's server gave messages of a group up by itself, and no consumer has fetched them.
-        Start its consumers, which store them as dead letters.
+    no_handler: Messages of a topic wait for a group that has no handler for them in this release, and no consumer of another
+    release has taken them in the last hour; or deferred messages are due, and no live process has a handler for them.
+        Start the consumers of the release that has the handler, or restore the handler until they are handled; if it was removed
+        for good, [drop the messages](../how-to/deploy.md#remove-a-consumer-group).
+    given_up: The broker moved messages of a group to its dead-letter queue, and no consumer has fetched them.
+        Start the group's consumers, which store them as dead letters.
     """
     for group in status.groups:
         subject = f"group {group.consumer_group!r}"
         for topic, reason in sorted(group.refusals.items()):
-            cause = f"The broker does not serve topic {topic!r} as configured; other topics go on."
+            cause = f"The broker does not serve topic {topic!r} as configured; other topics are not affected."
             step = "Correct the settings or the queue: the doctor says how."
             yield Finding("outbox.misconfigured", subject, cause, step, error=reason)
         for topic in sorted(topic for topic, progress in group.progress.items() if progress.is_gone):
-            cause = f"The broker has nothing of it in topic {topic!r} any more: its queue was deleted, with the messages in it."
+            cause = f"The broker no longer knows the group in topic {topic!r}: its queue was deleted, with the messages in it."
             step = (
-                "Start or restart its consumers, which declare it. The lost messages are a gap when later ones have arrived; "
-                "outbox_replay --lost lists them."
+                "Start or restart the group's consumers, which declare the queue. The lost messages become a gap when later ones "
+                "arrive; outbox_replay --lost lists them."
             )
             yield Finding("outbox.misconfigured", subject, cause, step)
         for topic, number in sorted(group.unhandled.items()):
@@ -344,14 +346,18 @@ def _undelivered(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.no_handler", subject, cause, step)
         for topic, number in sorted(group.given_up.items()):
             cause = (
-                f"The broker's server gave up {count(number, 'message')} of topic {topic!r}, and no consumer has fetched them."
+                f"The broker moved {count(number, 'message')} of topic {topic!r} to its dead-letter queue, and no consumer has "
+                "fetched them."
             )
-            step = "Start its consumers, which store them as dead letters; where they run, discard dead letters of the topic."
+            step = (
+                "Start the group's consumers, which store them as dead letters. If consumers are running, discard dead letters "
+                "of the topic: consumers fetch no more while there are 10,000."
+            )
             yield Finding("outbox.given_up", subject, cause, step)
 
 
 @rule("outbox.no_consumer", needs=Needs.STATUS)
-def _consumers(status: Status) -> Iterator[Finding]:
+def _missing_consumers(status: Status) -> Iterator[Finding]:
     """
     no_consumer: Messages wait for a group, at the broker or deferred, and no consumer of it is running. The doctor also names
     groups for which no message waits.
@@ -363,13 +369,13 @@ def _consumers(status: Status) -> Iterator[Finding]:
         has_none = group.has_code and not group.waiting and not group.trouble and has_sent
         if group.consumers or not (waiting or has_none):
             continue
-        backlog = "the group has never received" if group.can_tell else "the broker cannot tell the backlog"
+        backlog = "the group has never received a message" if group.can_tell else "the broker cannot tell the backlog"
         backlog = wait(waiting) if waiting or group.waiting else backlog
         yield no_consumer(group.consumer_group, backlog, group.silent_seconds, has_code=group.has_code)
 
 
 def no_consumer(group: str, backlog: str, silent_seconds: float | None, *, has_code: bool) -> Finding:
-    """Return that no consumer of a group is running, and what waits for one."""
+    """Return the finding that no consumer of a group is running; `backlog` is the clause about the waiting messages."""
     last = "none sends heartbeats" if silent_seconds is None else f"silent for {age(silent_seconds)}"
     by_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
     or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
@@ -404,7 +410,7 @@ def _progress(status: Status) -> Iterator[Finding]:
         }
         stuck = [finding for _, process in sorted(hanging.items()) for finding in hangs(process)]
         for topic, progress in sorted(group.progress.items()):
-            stuck += _stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
+            stuck += _find_stuck(group, subject, topic, progress, is_explained=topic in {*hanging, *within_limit})
         waiting = group.backlog
         if not stuck and group.per_minute and waiting > group.per_minute * SLOW_MINUTES:
             takes = age(60 * waiting / group.per_minute)
@@ -414,7 +420,7 @@ def _progress(status: Status) -> Iterator[Finding]:
 
 
 def hangs(process: ProcessStatus) -> Iterator[Finding]:
-    """Yield that a consumer's handler has been running for too long."""
+    """Yield the finding about a consumer's handler, if it has been running for too long."""
     if (handling := process.handling) and process.hangs:
         message = f"message {handling.message_id} of topic {handling.topic!r}"
         cause = f"{handling.handler} has been handling {message} for {age(handling.seconds)}."
@@ -422,12 +428,15 @@ def hangs(process: ProcessStatus) -> Iterator[Finding]:
         yield Finding("outbox.group_stuck", process.subject, cause, step, seconds=handling.seconds)
 
 
-def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool) -> Iterator[Finding]:
+def _find_stuck(
+    group: GroupStatus, subject: str, topic: str, progress: TopicProgress, *, is_explained: bool
+) -> Iterator[Finding]:
     """
-    Yield why a group that has consumers makes no progress in a topic, or with some messages of it.
+    Yield why a group that has consumers makes no progress in a topic, or with some of the topic's messages.
 
     Args:
-        is_explained: an entry about the topic says what the others wait for.
+        is_explained: a handler of the topic is running within its time limit, or hangs, which another finding says; the other
+            messages of the topic wait for it.
     """
     waiting = group.waiting.get(topic, 0)
     deferred = group.deferred.get(topic)
@@ -447,7 +456,8 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
         yield Finding("outbox.group_stuck", subject, cause, step, seconds=late_seconds)
         return
     late = progress.waits_seconds or 0.0
-    # `waits_seconds` knows the newest sends only, and a process that has just started has handled none.
+    # `waits_seconds` is known for the newest sends only. If no handled message is known, the age of the oldest process counts:
+    # processes that have just started are not stuck.
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
     if waiting > group.consumers and idle > STUCK_SECONDS:
         late = max(late, idle)
@@ -458,18 +468,18 @@ def _stuck(group: GroupStatus, subject: str, topic: str, progress: TopicProgress
 
 
 @rule("outbox.dead_letters", "outbox.no_handler", "outbox.most_deferred", needs=Needs.STATUS)
-def _deferred(status: Status) -> Iterator[Finding]:
+def _deferred_messages(status: Status) -> Iterator[Finding]:
     """
-    dead_letters: A group gave messages up; as long as there are any.
+    dead_letters: A group has dead letters, which are not handled again automatically.
         Correct the cause, then `outbox_replay`, or discard.
-    most_deferred: A group has deferred half as many messages of a topic as `MOST_DEFERRED`; from all of it on, it does not
-    receive the topic until half of them are gone.
+    most_deferred: A group has deferred half as many messages of a topic as `MOST_DEFERRED` allows. At that limit, it receives
+    nothing from the topic until half of them are gone.
         Correct the handler, or start more consumers.
     """
-    most = conf.settings().consumer.most_deferred
+    max_deferred = conf.settings().consumer.most_deferred
     for deferred in (
         backlog for backlog in status.deferred if not backlog.reason
-    ):  # also of groups that this process no longer has
+    ):  # also of groups that this process has no code for
         name, topic = deferred.consumer_group, deferred.topic
         subject = f"group {name!r}"
         if deferred.dead:
@@ -484,17 +494,19 @@ def _deferred(status: Status) -> Iterator[Finding]:
                 f"--group {name} --topic {topic} --discard --all."
             )
             yield Finding("outbox.no_handler", subject, cause, step)
-        if deferred.counted * 2 >= most:
-            limit = "its consumers do not receive the topic until half of them are gone"
-            limit = limit if deferred.counted >= most else f"at {most:,}, consumers do not receive the topic"
-            cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {limit}."
+        if deferred.counted * 2 >= max_deferred:
+            effect = "consumers receive nothing from the topic until half of them are gone"
+            effect = (
+                effect if deferred.counted >= max_deferred else f"at {max_deferred:,}, consumers stop receiving from the topic"
+            )
+            cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {effect}."
             step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MOST_DEFERRED"].'
             yield Finding("outbox.most_deferred", subject, cause, step, error=deferred.error)
 
 
-BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds
+BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds only
 
-# Transactions keep dead rows of all tables, beside which deferred messages are found slowly.
+# A long transaction keeps VACUUM from removing dead rows of any table; among them, due deferred messages are found slowly.
 LONG_TRANSACTION = timedelta(minutes=10)
 LONG_TRANSACTIONS = """
 SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
@@ -506,34 +518,34 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 
 
 @rule("outbox.blocked", "outbox.long_transaction", needs=Needs.DATABASE)
-def _sessions(status: Status, connection: Connection) -> Iterator[Finding]:
+def _blocking_sessions(status: Status, connection: Connection) -> Iterator[Finding]:
     """
-    blocked: A session has locks of the outbox for which others have waited for more than 5 s: publishers of a key, relays,
-    consumers. The finding names it, and who waits.
-        Commit or roll back there, or end it with the command named.
-    long_transaction: A transaction has been open for more than 10 minutes: it keeps dead rows, beside which deferred messages are
-    found slowly.
-        End it.
+    blocked: A session holds locks for which publishers of a key, relays or consumers have waited for more than 5 s. The finding
+    names the session, and the sessions that wait for it.
+        Commit or roll back in that session, or end it with the command that the finding names.
+    long_transaction: A transaction has been open for more than 10 minutes. It keeps VACUUM from removing dead rows, which slows
+    down consumers.
+        End the transaction.
     """
     yield from read_blocking(connection, seconds=BLOCKED_SECONDS)
     row = connection.execute(LONG_TRANSACTIONS, [LONG_TRANSACTION]).fetchone()
     if row is not None:
         pid, application, user, state, seconds = row
         cause = f"A transaction of {user} ({application or 'no name'}, {state}) has been open for {age(seconds)}."
-        step = f"It slows down consumers. End it, by SELECT pg_terminate_backend({pid}) if need be."
+        step = f"It slows down consumers. End it, if necessary with SELECT pg_terminate_backend({pid})."
         yield Finding("outbox.long_transaction", f"session {pid}", cause, step, seconds=seconds)
 
 
 @rule("outbox.gap", "outbox.ignored", "outbox.parked", "outbox.code_differs", needs=Needs.STATUS)
-def _records(status: Status) -> Iterator[Finding]:
+def _recorded_problems(status: Status) -> Iterator[Finding]:
     """
-    gap: Numbers did not arrive, and the broker has no more of them for the group.
+    gap: Messages of some numbers did not reach a group, and the broker no longer has them for the group.
         [See them, and deliver them again](../how-to/replay.md#messages-that-a-group-lost-or-ignored): `outbox_replay --lost`.
-    ignored: Messages of a type came in the last hour, and no group of the database handled them: those that read the topic had no
-    handler.
+    ignored: Messages of a type arrived in the last hour, and no group of the database handled them, because the groups that read
+    the topic had no handler for the type.
         Add or restore a handler, then [`outbox_replay --ignored
         --all`](../how-to/replay.md#messages-that-a-group-lost-or-ignored).
-    parked: The broker sends no more check-backs about half messages.
+    parked: Half messages are neither committed nor rolled back, and the broker no longer sends check-backs about them.
         Check back about them in the admin.
     code_differs: The processes of a group have had different code for an hour.
         Deploy the same code to all.
@@ -552,7 +564,7 @@ def _records(status: Status) -> Iterator[Finding]:
         step = "Add or restore a handler of the type, deploy it, and deliver them with outbox_replay --ignored --all."
         yield Finding("outbox.ignored", f"topic {ignored.topic!r}", cause, step)
     for topic, parked in status.parked.items():
-        cause = f"{count(parked, 'half message')} without an end: the broker sends no more check-backs."
+        cause = f"{count(parked, 'half message')} neither committed nor rolled back: the broker sends no more check-backs."
         yield Finding("outbox.parked", f"topic {topic!r}", cause, "Check back about each in the admin, under half messages.")
     for group in status.differing_groups:
         cause = "Its processes have subscribed to different types or tags for more than an hour."
@@ -562,16 +574,17 @@ def _records(status: Status) -> Iterator[Finding]:
 @rule("outbox.no_maintenance", needs=Needs.DATABASE)
 def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
     """
-    no_maintenance: The partition of tomorrow is missing, days are kept two days past their retention, or the maintenance fails.
-        Check that a relay, or beat's `outbox-maintenance`, runs; where relays do not own the tables, [run `outbox_maintenance`
+    no_maintenance: Tomorrow's partition is missing, daily partitions are kept two days past their retention, or maintenance
+    fails.
+        Check that a relay, or beat's `outbox-maintenance`, runs; if relays do not own the tables, [run `outbox_maintenance`
         as their owner](../how-to/deploy.md#roles).
     """
     errors = {
         process.errors[MAINTENANCE] for process in status.processes if MAINTENANCE in process.errors and not process.is_silent
     }
-    causes = ["The maintenance fails."] if errors else []
+    causes = ["Maintenance fails."] if errors else []
     if status.lacks_tomorrow:
-        causes.append("The partition for tomorrow does not exist.")
+        causes.append("Tomorrow's partition does not exist.")
     if status.overdue:
         days = count(len(status.overdue), "day")
         causes.append(f"Messages of {days} are kept past their retention, from {status.overdue[0]} on.")

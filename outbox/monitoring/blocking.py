@@ -1,4 +1,8 @@
-"""Which sessions of PostgreSQL keep others from the outbox. This is read from the server's views: no table is touched."""
+"""
+Find the PostgreSQL sessions that hold locks for which the outbox waits.
+
+Only the server's views are read, so nothing here waits for a lock of a table.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from outbox.database.locks import Lock
 from outbox.findings import Finding
 from outbox.monitoring.text import age, count
 
-# A session waits for the outbox if it waits for a table or an advisory lock of it, or with a statement that names a table of it.
-# Blocking sessions that wait themselves are left out: what keeps them waiting is named. The lock of a whole table counts although
-# no session waits for it, since a look that gave up no longer waits.
+# A session waits for the outbox if it waits for one of its tables or advisory locks, or with a statement that names one of its
+# tables. A blocking session that waits itself is left out, since the session that blocks it is reported. A lock of a whole table
+# counts even if no session waits for it, since a query that was cancelled after its lock timeout no longer waits.
 BLOCKING = f"""
 WITH wanted AS MATERIALIZED (
     SELECT w.pid, coalesce(extract(epoch FROM clock_timestamp() - w.waitstart), 0)::float8 AS seconds, a.application_name
@@ -38,10 +42,10 @@ GROUP BY pair.pid, a.usename, a.application_name, a.state, a.state_change HAVING
 
 def read_blocking(connection: Connection, *, seconds: float) -> list[Finding]:
     """
-    Return a finding for each session that keeps others from the outbox.
+    Return a finding for each session that holds locks for which the outbox waits.
 
     Args:
-        seconds: only those for which another session waits for as long; 0: also those that hold a whole table.
+        seconds: the minimum time for which another session has waited; with 0, also sessions that hold the lock of a whole table.
     """
     return [_finding(*row) for row in connection.execute(BLOCKING, [seconds]).fetchall()]
 
@@ -60,8 +64,8 @@ def _finding(
     Return the finding about a session.
 
     Args:
-        pid: of the server's process; 0 for a prepared transaction.
-        state, state_seconds: active, idle in transaction, …, and for how long; "" and None where this role may not see it.
+        pid: the id of the server's process; 0 for a prepared transaction.
+        state, state_seconds: active, idle in transaction, …, and for how long; "" and None if this role may not see it.
         waiting, waiting_seconds, waiters: the number of sessions that wait, the longest wait, and their application names.
     """
     lasts = f"{state} for {age(state_seconds)}" if state and state_seconds is not None else "state hidden"
@@ -69,8 +73,8 @@ def _finding(
     if waiting:
         names = f": {', '.join(waiters)}" if waiters else ""
         cause = f"{cause}, for which {count(waiting, 'session')} waited up to {age(waiting_seconds)}{names}"
-    step = f"Commit or roll back there, or end it: SELECT pg_terminate_backend({pid})."
+    step = f"Commit or roll back in that session, or end it: SELECT pg_terminate_backend({pid})."
     if not pid:
-        step = "Find it in pg_prepared_xacts, and COMMIT PREPARED or ROLLBACK PREPARED its gid."
+        step = "Find it in pg_prepared_xacts, and run COMMIT PREPARED or ROLLBACK PREPARED with its gid."
     subject = f"session {pid}" if pid else "a prepared transaction"
     return Finding("outbox.blocked", subject, f"{cause}.", step, seconds=waiting_seconds)

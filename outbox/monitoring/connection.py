@@ -13,10 +13,10 @@ from outbox.database import Connection
 from outbox.errors import TablesLocked
 from outbox.monitoring.blocking import read_blocking
 
-CONNECT_SECONDS = 2  # probes and scrapes have time-outs of their own, and repeat
-LOCK_SECONDS = 2  # the time-out of each lock
-STATEMENT_SECONDS = 5  # of each statement, whatever the limit of the role is
-PAGE_SECONDS = 15  # of a page; as long as a person waits for it
+CONNECT_SECONDS = 2  # short, since probes and scrapes have timeouts of their own, and repeat
+LOCK_SECONDS = 2  # the timeout of each wait for a lock
+STATEMENT_SECONDS = 5  # the timeout of each statement; replaces that of the role
+PAGE_SECONDS = 15  # the timeout of each statement for a page, for which a person waits
 
 
 @contextmanager
@@ -25,13 +25,13 @@ def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMEN
     Yield a connection to a database that has the outbox's tables.
 
     Args:
-        name: its `application_name`.
-        statement_seconds: the time-out of each statement; connecting takes at most 2 s. None, of work that may take long: the
-            time-outs of settings.
+        name: the `application_name` of the session.
+        statement_seconds: the timeout of each statement; connecting takes at most 2 s. None for work that may take long: the
+            timeouts of the project's settings apply.
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
-        TablesLocked: another session kept a statement waiting, or it took longer than its time-out.
+        TablesLocked: another session kept a statement waiting, or a statement took longer than its timeout.
         psycopg.OperationalError: the database cannot be reached.
     """
     settings = {"lock_timeout": f"{LOCK_SECONDS}s"}
@@ -41,7 +41,7 @@ def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMEN
         limits = {"connect_timeout": CONNECT_SECONDS}
     with (
         database.connect(alias, application_name=name, settings=settings, **limits) as connection,
-        named_blocker(alias, connection),
+        name_blocker(alias, connection),
     ):
         database.ensure_fit(alias, connection)
         yield connection
@@ -49,21 +49,30 @@ def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMEN
 
 @contextmanager
 def bounded(alias: str, connection: Connection) -> Iterator[None]:
-    """Limit the time of statements over a connection that others use, too. Raises TablesLocked, as `connected`."""
-    with named_blocker(alias, connection), connection.transaction():
+    """
+    Limit the time of statements over a connection that other code uses, too.
+
+    Raises:
+        TablesLocked: as in `connected`.
+    """
+    with name_blocker(alias, connection), connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         connection.execute(f"SET LOCAL statement_timeout = '{PAGE_SECONDS}s'")
         yield
 
 
 @contextmanager
-def named_blocker(alias: str, connection: Connection) -> Iterator[None]:
-    """Raise TablesLocked where a statement, or its wait for a lock, takes too long. Then it may be in no transaction."""
+def name_blocker(alias: str, connection: Connection) -> Iterator[None]:
+    """
+    Raise TablesLocked, with the blocking session, if a statement or its wait for a lock takes too long.
+
+    The connection is queried for that session after the error. So enter this outside a transaction block, which the error aborts.
+    """
     try:
         yield
     except psycopg.errors.QueryCanceled as error:
         hint = "See in pg_stat_activity what keeps the server busy, and try again."
-        raise TablesLocked(f"A statement in database {alias!r} took longer than its time-out.", hint=hint) from error
+        raise TablesLocked(f"A statement in database {alias!r} took longer than its timeout.", hint=hint) from error
     except psycopg.errors.LockNotAvailable as error:
         blocking = read_blocking(connection, seconds=0)
         if not blocking:

@@ -1,4 +1,8 @@
-"""The deferred messages of consumer groups: how many in which state, how late, and the keys that wait for one of them."""
+"""
+The deferred messages of consumer groups: their number in each state, how late they are, and the keys with messages asleep.
+
+A deferred message is one that a group knows and has not handled; one that is asleep waits behind an earlier message of its key.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from psycopg.rows import class_row
 from outbox.consuming.deferred import HELD
 from outbox.database import Connection
 
-# `counted`: those that count for MOST_DEFERRED. Failures that a handler asked for, by RetryLater, are not counted as such.
+# Retries that a handler asked for with RetryLater are not failures.
 COUNTS = """
 SELECT consumer_group, topic, coalesce(reason, '') AS reason,
     count(*) FILTER (WHERE is_waiting) AS waiting, count(*) FILTER (WHERE is_waiting AND due_at IS NULL) AS asleep,
@@ -42,16 +46,18 @@ class DeferredCount(msgspec.Struct, frozen=True):
 
     Args:
         reason: why they were deferred; "" for all reasons together.
-        waiting: those that are run by themselves: due, later, or asleep.
-        asleep: those of them that wait behind an earlier message of their key.
-        in_doubt: those that are not dead, of which a run was begun and never ended.
-        failing: those that wait, and whose handler has failed.
-        without_code: those that are due and that no live process has a handler for.
-        counted: those that count for MOST_DEFERRED.
-        late_seconds: seconds since the first one was due; None if none is.
-        failing_seconds: seconds since the first one that fails was deferred.
-        dead_seconds: seconds since the first one that is dead was given up.
-        error, error_of_dead: the error of one that fails, and of one that is dead.
+        waiting: number that run without an operator: due now, due later, or asleep.
+        asleep: number of waiting ones that are behind an earlier message of their key.
+        held: number that an operator holds.
+        dead: number of dead letters.
+        in_doubt: number of messages, except dead letters, of which a run was begun and never ended.
+        failing: number of waiting ones whose handler has failed.
+        without_code: number of waiting ones for which no live process has a handler.
+        counted: number that counts towards MOST_DEFERRED.
+        late_seconds: seconds since the first waiting one became due; None if none is due.
+        failing_seconds: seconds since the first failing one was deferred.
+        dead_seconds: seconds since the first dead letter became one.
+        error, error_of_dead: the error of a failing message, and of a dead letter.
     """
 
     consumer_group: str

@@ -1,7 +1,7 @@
 """
-The doctor checks everything that messages need to be delivered, and says how to correct it.
+The doctor checks everything that the delivery of messages needs, and says how to correct a problem.
 
-It sends nothing and takes no lane. What `outbox_status` says needs attention is among its findings.
+It sends nothing and takes no lane. Its findings include those of `outbox_status`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
-IS_NEEDED = {BROKER_AWAY, UNFIT}  # where all should run, these are errors
+ALWAYS_ERRORS = {BROKER_AWAY, UNFIT}  # the doctor is run when all servers should be running, so here these are no warnings
 UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
 
 
@@ -50,19 +50,19 @@ def check() -> Iterator[Finding]:
     yield from configuration
     if any(finding.is_serious() for finding in configuration):  # the rules below need valid settings
         return
-    told: set[tuple[object, object]] = set()  # ids and subjects of earlier rules
+    reported: set[tuple[object, object]] = set()  # ids and subjects of the findings of earlier rules
     for rule_ in rules(Needs.SERVERS):
         findings = []
         try:
             for finding in rule_.find():
-                if not finding.is_silenced() and (finding.id, finding.obj) not in told:
-                    if finding.id in IS_NEEDED:
+                if not finding.is_silenced() and (finding.id, finding.obj) not in reported:
+                    if finding.id in ALWAYS_ERRORS:
                         finding.level = checks.ERROR
                     findings.append(finding)
                     yield finding
         except Exception as error:
             yield rule_.failed(error)
-        told |= {(finding.id, finding.obj) for finding in findings if finding.id}
+        reported |= {(finding.id, finding.obj) for finding in findings if finding.id}
 
 
 def _ok(subject: str, text: str) -> Finding:
@@ -70,7 +70,7 @@ def _ok(subject: str, text: str) -> Finding:
 
 
 def check_configuration() -> Iterator[Finding]:
-    """Yield what the system checks say of settings."""
+    """Yield the findings of the system checks about settings, or a line that says that there are none."""
     yield from _run_checks(TAG) or [_ok("configuration", "the system checks found no problems")]
 
 
@@ -112,10 +112,10 @@ def check_databases() -> Iterator[Finding]:
         Run `migrate`.
     missing_grants: The role lacks privileges.
         Run the statements of the hint as the owner of the tables.
-    clock: The clock of a database, or of a broker, and that of this host are more than some seconds apart.
+    clock: The clock of this host and the clock of a database or broker differ by more than some seconds.
         Synchronize them with a time server.
     unsafe_database: A crash of PostgreSQL may lose committed messages together with your rows.
-        Set what the hint names to on.
+        Set the parameter that the hint names to on.
     """
     aliases = database.outbox_databases()
     yield from _run_checks(checks.Tags.database, aliases)
@@ -124,7 +124,7 @@ def check_databases() -> Iterator[Finding]:
         try:
             with connected(alias, "outbox doctor") as connection:
                 findings = list(_check_database(subject, alias, connection))
-        except NotMigrated:  # the system check names it
+        except NotMigrated:  # a system check reports it
             pass
         except TablesLocked as error:
             yield _locked(alias, error)
@@ -168,8 +168,8 @@ def _missing_migrations(alias: str) -> dict[str, list[str]]:
     return missing
 
 
-# Messages are written and read through their table, so the partitions of days need no grants; DEFAULT is read by itself. The
-# sequences of identity columns need none either. From tables of extensions, the maintenance deletes.
+# Messages are written and read through the partitioned table, so daily partitions need no grants; the DEFAULT partition is also
+# read directly. Sequences of identity columns need no grants either. In tables of extensions, maintenance only deletes rows.
 MISSING_GRANTS = r"""
 SELECT privilege, array_agg(quote_ident(c.relname) ORDER BY c.relname)
 FROM pg_class c, unnest(CASE
@@ -210,10 +210,10 @@ def _check_grants(subject: str, connection: Connection) -> Iterator[Finding]:
 @rule("outbox.broker_away", "outbox.misconfigured", "outbox.broker_weak", "outbox.restored", needs=Needs.SERVERS)
 def check_brokers() -> Iterator[Finding]:
     """
-    broker_weak: A broker works, and keeps less than its page promises.
+    broker_weak: A broker works, but its configuration does not keep all promises of its page.
         The hint says what to change at the server or in OPTIONS.
-    restored: A database was restored, or lost commits, so relays send again.
-        Warn readers that are not groups of the outbox.
+    restored: A database was restored, or lost commits, so its relays will send some messages again.
+        Warn readers that are not groups of the outbox before you start relays.
     """
     for alias in sorted(conf.settings().brokers):
         if topics := conf.topics_of(alias):
@@ -228,11 +228,11 @@ def check_brokers() -> Iterator[Finding]:
 
 
 def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
-    """Yield the databases that lack what their relays have sent in a broker's transactions: they will send some of it again."""
+    """Yield a finding for each database that does not know all messages as sent that its relays committed at a broker."""
     if not TransactionalSends.has(conf.broker_class(alias)):
         return
     with closing(conf.make_broker(alias)) as broker:
-        if not TransactionalSends.has(broker):  # by its options
+        if not TransactionalSends.has(broker):  # its OPTIONS decide
             return
         for using in database.outbox_databases():
             try:
@@ -249,8 +249,8 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             yield Finding(
                 "outbox.restored",
                 subject,
-                f"has messages that database {using!r} does not know as sent: it was restored, or failed over and lost commits. "
-                f"Of its {count(waiting, 'unsent message')}, relays send those again that were sent since then",
+                f"has messages that database {using!r} does not know as sent: the database was restored, or failed over and lost "
+                f"commits. Of its {count(waiting, 'unsent message')}, relays will send again those that were sent since then",
                 "Groups of the outbox drop the copies. Warn other readers before you start relays.",
             )
 
@@ -258,7 +258,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
 WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
 
 NO_WORKERS_HINT = (
-    'Start a worker of Celery for this queue. Where all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
+    'Start a worker of Celery for this queue. If all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
     "False, and empty the queue with Celery's command purge."
 )
 
@@ -274,7 +274,7 @@ def check_wakeups() -> Iterator[Finding]:
             with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
                 connection.connect()
                 findings = [_ok("wakeups", f"Celery's server {connection.as_uri()} can be reached")]
-                findings += _untaken(app, connection, conf.settings().celery_queue)
+                findings += _untaken_wakeups(app, connection, conf.settings().celery_queue)
         except Exception as error:  # transports raise errors of their own
             text = f"Celery's server cannot be reached: {one_line(cut(error_text(error)))}"
             step = f"Start it, or correct CELERY_BROKER_URL. {OR_NO_WAKEUPS}"
@@ -282,8 +282,8 @@ def check_wakeups() -> Iterator[Finding]:
         yield from findings
 
 
-def _untaken(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
-    """Yield why wakeups are not taken. Workers that do not answer may take them, unless tasks wait."""
+def _untaken_wakeups(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
+    """Yield why no worker takes wakeups. If no worker answers at all, yield a finding only if tasks wait in the queue."""
     workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
     queues, tasks = workers.active_queues() or {}, workers.registered() or {}
     takers = [worker for worker, read in queues.items() if queue in [reader["name"] for reader in read]]
@@ -299,8 +299,8 @@ def _untaken(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
 
 @rule("outbox.no_consumer", "outbox.blocked", needs=Needs.SERVERS)
 def check_processes() -> Iterator[Finding]:
-    """Check the heartbeats of relays and consumers, then yield what needs attention."""
-    read: dict[str, Status] = {}
+    """Check the heartbeats of relays and consumers, then yield the findings of `outbox_status`."""
+    statuses: dict[str, Status] = {}
     attention: list[Finding] = []
     aliases = database.outbox_databases()
     for alias in aliases:
@@ -316,20 +316,20 @@ def check_processes() -> Iterator[Finding]:
         except UNREADABLE:  # check_databases reports it
             pass
         else:
-            read[alias] = status
+            statuses[alias] = status
     for target in relay_targets():
-        live = read[target.database].live("relay", target.broker) if target.database in read else []
+        live = statuses[target.database].live("relay", target.broker) if target.database in statuses else []
         if not all(process.error for process in live):
             yield _ok(f"relay of {target}", "sends heartbeats")
     by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
-        is_missed = any((finding.id, finding.obj) == ("outbox.no_consumer", subject) for finding in attention)
-        for alias in group.brokers if group.using in read and group.name not in by_beat else ():
-            live = read[group.using].live("consumer", alias, group.name)
+        is_reported = any((finding.id, finding.obj) == ("outbox.no_consumer", subject) for finding in attention)
+        for alias in group.brokers if group.using in statuses and group.name not in by_beat else ():
+            live = statuses[group.using].live("consumer", alias, group.name)
             if not all(process.error for process in live):
                 yield _ok(f"consumer of {subject}, broker {alias!r}", "sends heartbeats")
-            if not live and not is_missed:  # no message waits for it
+            if not live and not is_reported:  # `outbox_status` reports a group only if messages wait for it
                 hint = f"Start outbox_consume --group {group.name}, or beat_schedule(consume=[...])."
                 yield Finding("outbox.no_consumer", subject, f"No consumer is running for broker {alias!r}.", hint)
     yield from attention
@@ -338,8 +338,8 @@ def check_processes() -> Iterator[Finding]:
 @rule("outbox.unreadable", needs=Needs.SERVERS)
 def check_stored_messages() -> Iterator[Finding]:
     """
-    unreadable: A stored message cannot be read by this code: of a sample of those that consumers are still to get.
-        What the hint says.
+    unreadable: This code cannot read a stored message that consumers are still to get. A sample of these messages is read.
+        Do what the hint says.
     """
     for alias in stored.databases():
         try:
@@ -358,15 +358,15 @@ def check_stored_messages() -> Iterator[Finding]:
 @rule(errors=["outbox.check_back_endpoint"], needs=Needs.SERVERS)
 def check_endpoint() -> Iterator[Finding]:
     """
-    check_back_endpoint: The check-back endpoint, of which settings have the URL, does not accept our signature.
-        What the hint says.
+    check_back_endpoint: The check-back endpoint whose URL is in settings cannot be reached, or does not accept our signature.
+        Do what the hint says.
     """
     settings = conf.settings().check_back
     if not settings.url:
         return
     try:
         probe(settings.url, settings.secrets[0])
-    except Exception as error:  # of the network, of the server, of its reply
+    except Exception as error:  # an error of the network or the server, or a wrong reply
         yield Finding("outbox.check_back_endpoint", "check-back endpoint", *explain(settings.url, error))
     else:
         yield _ok("check-back endpoint", f"{settings.url} accepts our signature")

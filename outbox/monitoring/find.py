@@ -1,8 +1,8 @@
 """
-Find messages by what a person knows of them: an id, a key, the row that they are about, or a field of their body.
+Find messages by an id, a key, the row that they are about, or a field of their body.
 
-Ids, keys and rows have an index. Bodies have none, since every publish would pay for it: a search by a field reads the newest
-`LOOK_AT` messages of its time range, for at most `SECONDS`, and tells how far it came.
+Ids, keys and rows have an index. Bodies have none, since every publish would pay for it. So a search by a field reads the newest
+`MAX_MESSAGES_READ` messages of its time range, for at most `MAX_SECONDS`, and returns how far it got.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from outbox.ids import first_id_at
 from outbox.message import Header, read_headers
 from outbox.publishing.transactions import describe, describe_key
 
-LOOK_AT = 100_000  # newest messages of a range
-SECONDS = 10.0
+MAX_MESSAGES_READ = 100_000  # the newest messages of a time range that a search by a field reads
+MAX_SECONDS = 10.0
 BODY_BYTES = 256 * 1024  # larger bodies are not searched
 CHUNK = 100  # bodies that are read at once
 
@@ -45,18 +45,18 @@ SELECT id FROM outbox_message WHERE (key = %(text)s AND key <> '' OR about = ANY
     AND id >= %(first)s AND id < %(end)s ORDER BY id DESC LIMIT %(limit)s
 """
 
-# The oldest message that is looked at, where the range has more.
+# The oldest message that is read, if the range has more than `MAX_MESSAGES_READ`.
 FLOOR = "SELECT id FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id DESC OFFSET %s LIMIT 1"
 
 # Bodies that contain the name of the field and the value somewhere; JSON is parsed in Python, since PostgreSQL would fail at the
-# first body that is not JSON. The range limits what is read, so the planner walks it from its newest message.
+# first body that is not JSON. The planner reads the range along the primary key, from its newest message.
 CANDIDATES = """
 SELECT id, headers, body FROM outbox_message WHERE id >= %(first)s AND id < %(end)s AND topic_id <> 0
     AND octet_length(body) <= %(bytes)s AND position(%(name)s::bytea IN body) > 0 AND position(%(value)s::bytea IN body) > 0
 ORDER BY id DESC LIMIT %(chunk)s
 """
 
-# Characters that JSON encoders write as they are.
+# Texts that every JSON encoder writes without escapes.
 PLAIN = re.compile(r"[A-Za-z0-9 _.:,@#*=()\[\]{}|!?;%$^~-]*")
 
 READ = """
@@ -75,9 +75,9 @@ class Search(msgspec.Struct, frozen=True):
 
     Args:
         id: the text, if it has the form of an id.
-        about: the rows that it can name, as `about` holds them.
-        path: the field of a body, from its top-level name; empty where it names none.
-        value: the value of the field, as the body writes it, a text without its quotes.
+        about: the rows that the text can name, in the form of the column `about`.
+        path: the names that lead to a field of a body, from the top level; empty if the text names no field.
+        value: the value of the field as in JSON, but a string without its quotes.
     """
 
     text: str
@@ -93,8 +93,8 @@ class Found(msgspec.Struct, frozen=True):
 
     Args:
         is_cut: more messages match, or may match, than were returned.
-        reached: where a search by a field ended before its range did: older messages were not looked at.
-        is_late: its time was up; `reached` is None where it was up before anything was read.
+        reached: the oldest message that a search by a field has read, if it ended before the end of its range.
+        is_late: the search took longer than `MAX_SECONDS`; then `reached` is None if nothing was read.
     """
 
     ids: list[UUID]
@@ -104,7 +104,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class FoundMessage(msgspec.Struct, frozen=True):
-    """A message in a few words. `state`: as in `outbox_message_state`."""
+    """A message in a list of results. `state`: as in `outbox_message_state`."""
 
     id: UUID
     topic: str
@@ -121,7 +121,7 @@ class FoundMessage(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Search:
-    """Return what a text can mean: `0198…`, `536365`, `shop.order:4711`, `invoice=536365` or `customer.id=7`."""
+    """Return the possible meanings of a text: `0198…`, `536365`, `shop.order:4711`, `invoice=536365` or `customer.id=7`."""
     text = text.strip()
     try:
         message_id = UUID(text)
@@ -133,7 +133,7 @@ def parse(text: str) -> Search:
 
 
 def _rows(text: str) -> Iterator[str]:
-    """Yield the text as it is, then the row that it names as `publish()` writes it, whatever form the key has."""
+    """Yield the text unchanged; then, if it names a row in another form than `publish()` writes, that form."""
     yield text
     label, colon, key = text.partition(":")
     try:
@@ -154,19 +154,17 @@ def _key(model: type[Model], text: str) -> object:
 
 def has_id(connection: Connection, search: Search) -> bool:
     """Return whether a text is the id of a message."""
-    return search.id is not None and _is(connection, IS_ID, [search.id])
+    return search.id is not None and _exists(connection, IS_ID, [search.id])
 
 
 def is_key_or_row(connection: Connection, search: Search) -> bool:
     """Return whether messages have a text as their key, or are about the row that it names."""
-    return bool(search.text) and _is(connection, IS_KEY_OR_ROW, _indexed(search))
+    return bool(search.text) and _exists(connection, IS_KEY_OR_ROW, _indexed(search))
 
 
 def is_field_search(connection: Connection, search: Search) -> bool:
     """
-    Return whether a text means a field of a body.
-
-    In this order it means: the message with that id; messages with that key, or about that row; a field.
+    Return whether a text means a field of a body, and no message has it as its key or is about the row that it names.
     """
     return bool(search.path) and not is_key_or_row(connection, search)
 
@@ -178,7 +176,7 @@ def find(
     Return at most `limit` messages, the newest first.
 
     Args:
-        since, until: when they were published; an id is found whenever that was.
+        since, until: the range of times of publishing; a message is found by its id at any time.
     """
     first, end = FIRST_ID if since is None else first_id_at(since), LAST_ID if until is None else first_id_at(until)
     if search.id is not None and has_id(connection, search):
@@ -189,7 +187,7 @@ def find(
 
 
 def find_about(connection: Connection, row: Model, alias: str, *, limit: int) -> Found:
-    """Return at most `limit` messages about a row, or about the rows of its parents that are the same thing, the newest first."""
+    """Return at most `limit` messages about a row, or about its rows of parent models (multi-table inheritance), newest first."""
     model = row._meta.concrete_model or row._meta.model
     keys = {parent: row.serializable_value(parent._meta.pk.attname) for parent in model._meta.all_parents}
     about = [describe(row, alias), *(describe_key(parent, key, alias) for parent, key in keys.items())]
@@ -208,16 +206,16 @@ def find_by_field(
     """
     Return messages whose body, in JSON, has a value in a field.
 
-    A list on the way to the field, or in it, is searched for any item. Bodies that are not JSON, or larger than `BODY_BYTES`,
-    are left out.
+    If the path leads through a list, or the field is one, any item may match. Bodies that are not JSON, or larger than
+    `BODY_BYTES`, are left out.
 
     Args:
         first, end: the range of ids.
-        may_read: whether the person may read a field, by the headers of the message and the top-level name of the field.
+        may_read: returns whether the person may read a field, from the message's headers and the field's top-level name.
     """
-    given_up_at = time.monotonic() + SECONDS
+    deadline = time.monotonic() + MAX_SECONDS
     asked_end = end
-    row = connection.execute(FLOOR, [first, end, LOOK_AT]).fetchone()
+    row = connection.execute(FLOOR, [first, end, MAX_MESSAGES_READ]).fetchone()
     floor = row[0] if row else first
     arguments = {
         "first": floor,
@@ -229,7 +227,7 @@ def find_by_field(
     ids: list[UUID] = []
     while True:
         try:
-            rows = _read_candidates(connection, given_up_at - time.monotonic(), arguments | {"end": end})
+            rows = _read_candidates(connection, deadline - time.monotonic(), arguments | {"end": end})
         except psycopg.errors.QueryCanceled:
             return Found(ids, is_cut=True, reached=None if end == asked_end else end, is_late=True)
         for message_id, headers, body in rows:
@@ -265,12 +263,12 @@ def _has_value(raw: msgspec.Raw, path: Sequence[str], value: str) -> bool:
 
 
 def read_found(connection: Connection, ids: Sequence[UUID]) -> list[FoundMessage]:
-    """Return messages in a few words, the newest first."""
+    """Return the messages with some ids for a list of results, the newest first."""
     return connection.cursor(row_factory=class_row(FoundMessage)).execute(READ, [list(ids)]).fetchall()
 
 
 def _needle(text: str, form: str) -> bytes:
-    """Return what a body contains that has this text; nothing where an encoder may write it otherwise."""
+    """Return the bytes that every body with this text contains; nothing if an encoder may write the text with escapes."""
     return form.format(text).encode() if PLAIN.fullmatch(text) else b""
 
 
@@ -278,7 +276,7 @@ def _indexed(search: Search) -> dict[str, object]:
     return {"text": search.text, "about": list(search.about)}
 
 
-def _is(connection: Connection, query: LiteralString, arguments: Sequence[object] | dict[str, object]) -> bool:
+def _exists(connection: Connection, query: LiteralString, arguments: Sequence[object] | dict[str, object]) -> bool:
     return bool(connection.execute(query, arguments).fetchone() == (True,))
 
 
@@ -289,7 +287,7 @@ def _find_indexed(connection: Connection, arguments: dict[str, object]) -> Found
 
 
 def _read_candidates(connection: Connection, seconds: float, arguments: dict[str, object]) -> list[tuple[UUID, str, bytes]]:
-    """Return the rows of CANDIDATES within a timeout of its own, whatever the connection has."""
+    """Return the rows of `CANDIDATES`, with this timeout instead of the connection's."""
     with connection.transaction():
         before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"

@@ -24,15 +24,15 @@ from outbox.models import State
 from outbox.monitoring.deferred import DeferredCount
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 
-ANSWER_WITHIN_SECONDS = 3.0  # shorter than the time-outs of probes and scrapes
+ANSWER_WITHIN_SECONDS = 3.0  # shorter than the timeouts of probes and scrapes
 PACE_WITHIN = timedelta(minutes=5)
 ROW_LIMIT = 10_000
-STOPPED_FOR_SECONDS = 600.0  # a group that handled messages since may be stopped for a deployment only
-KNOWN_AFTER_SECONDS = 30.0  # a server may tell of a new group late
+STOPPED_FOR_SECONDS = 600.0  # a group that is idle for a shorter time may be stopped only for a deployment
+KNOWN_AFTER_SECONDS = 30.0  # a server may report a new group late
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
-# What each group has ended recently, from the newest inbox rows, by the index of their times: how many in how many seconds, how
-# many of them without a handler, and how long ago the last one was.
+# The pace of each group, from the newest inbox rows, along the index of their times: how many messages it has handled or ignored
+# in how many seconds, how many of them it has ignored, and how long ago the last one was.
 PACES = """
 WITH newest AS MATERIALIZED (
     SELECT consumer_group, topic, delivery_count, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
@@ -57,11 +57,11 @@ class TopicProgress(msgspec.Struct, frozen=True):
     The progress of a consumer group in one topic.
 
     Args:
-        idle_seconds: seconds since the group handled a message of it; None if that is too long ago to be found.
+        idle_seconds: seconds since the group handled a message of the topic; None if that is too long ago to be found.
         waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
-        per_minute, ignored_per_minute: messages of it that the group has handled, and had no handler for, per minute in the last
-            minutes.
-        is_gone: the group has handled messages of it, and the broker knows nothing of it in this topic.
+        per_minute, ignored_per_minute: messages of the topic that the group has handled, and that it has ignored without a
+            handler, per minute in the last minutes.
+        is_gone: the group has handled messages of the topic, but the broker no longer knows the group there.
     """
 
     idle_seconds: float | None = None
@@ -78,17 +78,17 @@ class GroupStatus(msgspec.Struct, frozen=True):
     Args:
         waiting: topic -> number of messages that wait for the group at the broker, including those being handled. Empty if the
             group has never received.
-        progress: topic -> what became of its messages lately.
+        progress: topic -> the progress of the group.
         trouble: why the broker cannot be reached; "" if it can.
         consumers: number of processes with a recent heartbeat.
         silent_seconds: seconds since the newest heartbeat; None if there is none.
-        oldest_seconds: the age of the process among them that started first.
+        oldest_seconds: the age of the consumer that started first.
         per_minute: messages that the group has handled or ignored per minute in the last minutes.
         can_tell: whether the broker can tell the backlog.
         refusals: topic -> why its consumers cannot receive from it as configured.
         deferred: topic -> its deferred messages, without topics that have none.
-        given_up: topic -> messages that the broker's server gave up and no consumer has fetched.
-        unhandled: topic -> messages that wait, of topics that neither code here handles nor a consumer of the last hour.
+        given_up: topic -> number of messages that the broker moved to its dead-letter queue and no consumer has fetched.
+        unhandled: topic -> number of waiting messages; only topics that neither this process nor a recent consumer handles.
         has_code: whether this process has a handler of the group.
     """
 
@@ -111,7 +111,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
     @property
     def backlog(self) -> int:
-        """The number of messages that wait, at the broker or deferred, and that a handler here may be for."""
+        """The number of messages that wait, at the broker or deferred, in topics for which the group has handlers."""
         return (
             sum(self.waiting.values()) - sum(self.unhandled.values()) + sum(backlog.waiting for backlog in self.deferred.values())
         )
@@ -119,11 +119,11 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct, frozen=True):
     """
-    What the database knows of all groups.
+    The facts about all groups that the database has.
 
     Args:
-        paces, deferred: by group and topic.
-        sends: topics of the newest sends, and how long ago each was.
+        paces, deferred: (group, topic) -> row of `PACES`, and count.
+        sends: topics of the newest sends, and how many seconds ago each was.
     """
 
     paces: dict[tuple[str, str], Any]
@@ -144,21 +144,22 @@ def read_groups(
     Groups without code in this process are among them while messages wait for them, at the broker or deferred.
 
     Args:
-        stored: the groups that brokers in that database keep messages for, by the first of those that share its tables.
+        stored: alias of a broker that is stored in that database -> groups for which it keeps messages; of brokers that share
+            tables, only the first.
     """
-    mine = [(group, alias) for group in groups().values() if group.using == using for alias in _brokers_of(group)]
-    mine += [(Group(name), alias) for name, alias in _without_code(connection, stored)]
-    if not mine:
+    wanted = [(group, alias) for group in groups().values() if group.using == using for alias in _brokers_of(group)]
+    wanted += [(Group(name), alias) for name, alias in _without_code(connection, stored)]
+    if not wanted:
         return []
-    answers = _ask_brokers({(group.name, alias) for group, alias in mine})
+    answers = _ask_brokers({(group.name, alias) for group, alias in wanted})
     facts = _read_facts(connection, deferred)
-    statuses = (_complete(answers[group.name, alias], group, facts, processes) for group, alias in mine)
+    statuses = (_complete(answers[group.name, alias], group, facts, processes) for group, alias in wanted)
     return [status for status in statuses if status.has_code or status.topics]
 
 
 def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _Facts:
-    paces = connection.cursor(row_factory=namedtuple_row)
-    rows: list[Any] = paces.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
+    cursor = connection.cursor(row_factory=namedtuple_row)
+    rows: list[Any] = cursor.execute(PACES, {"window": PACE_WITHIN.total_seconds(), "limit": ROW_LIMIT}).fetchall()
     return _Facts(
         {(row.consumer_group, row.topic): row for row in rows},
         {(count.consumer_group, count.topic): count for count in deferred if not count.reason},
@@ -167,13 +168,13 @@ def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _F
 
 
 def _complete(answer: GroupStatus, group: Group, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
-    """Add what the database knows of a group to a broker's answer."""
+    """Return a broker's answer about a group, with the facts that the database has."""
     alias = answer.broker
     served = {topic for topic, settings in conf.settings().topics.items() if settings.broker == alias}
     deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == group.name and topic in served}
     topics = sorted(group.topics_of(alias)) if group.consumers else _topics_of(answer, deferred)
     of_group = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", group.name)]
-    lately = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
+    recent = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
     consumers = [process for process in of_group if process.broker == alias]
     live = [process for process in consumers if not process.is_silent]
     return replace(
@@ -186,7 +187,7 @@ def _complete(answer: GroupStatus, group: Group, facts: _Facts, processes: Seque
         per_minute=_per_minute([facts.paces[group.name, topic] for topic in topics if (group.name, topic) in facts.paces]),
         refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
         deferred=deferred,
-        unhandled=_unhandled(group, answer, facts, lately),
+        unhandled=_unhandled(group, answer, facts, recent),
         has_code=bool(group.consumers),
     )
 
@@ -197,22 +198,27 @@ def _without_code(connection: Connection, stored: Mapping[str, Collection[str]])
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            is_told_by_another = issubclass(kind, StoredInDatabase) and alias not in stored  # which has the same tables
-            if not issubclass(kind, Receives) or is_told_by_another:
+            has_same_tables = issubclass(kind, StoredInDatabase) and alias not in stored  # as another broker, which is asked
+            if not issubclass(kind, Receives) or has_same_tables:
                 continue
-            told = {group for group in stored.get(alias, ()) if group not in groups()}
-            yield from ((name, alias) for name in sorted(known | told))
+            of_broker = {group for group in stored.get(alias, ()) if group not in groups()}
+            yield from ((name, alias) for name in sorted(known | of_broker))
 
 
 def _topics_of(answer: GroupStatus, deferred: Iterable[str]) -> list[str]:
-    """Return the topics in which something waits for a group without code."""
+    """Return the topics in which messages wait for a group without code."""
     return sorted({*(topic for topic, waiting in answer.waiting.items() if waiting), *deferred})
 
 
-def _unhandled(group: Group, answer: GroupStatus, facts: _Facts, lately: Sequence[ProcessStatus]) -> dict[str, int]:
-    """Return what waits in topics that neither code here handles nor a consumer of the last hour, at any broker."""
-    wanted = {*group.topics, *(topic for process in lately for topic in process.topics)}
-    if not any(not process.is_silent for process in lately):
+def _unhandled(group: Group, answer: GroupStatus, facts: _Facts, recent: Sequence[ProcessStatus]) -> dict[str, int]:
+    """
+    Return the number of waiting messages of each topic that neither this process nor a recent consumer handles.
+
+    Args:
+        recent: the consumers with a row, of any broker, without those that were replaced.
+    """
+    wanted = {*group.topics, *(topic for process in recent for topic in process.topics)}
+    if not any(not process.is_silent for process in recent):
         paces = [(topic, pace) for (name, topic), pace in facts.paces.items() if name == group.name]
         wanted |= {topic for topic, pace in paces if pace.idle_seconds < STOPPED_FOR_SECONDS}
     return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
@@ -239,27 +245,31 @@ def _progress(topic: str, facts: _Facts, answer: GroupStatus, live: Sequence[Pro
 
 
 def _brokers_of(group: Group) -> list[str]:
-    """Return the brokers of a group; none if its topics contradict the settings, which a system check reports."""
+    """Return the brokers of a group. If a system check reports an error about its topics or brokers, return none."""
     try:
         return [alias for alias in sorted(group.brokers) if group.topics_of(alias) and conf.broker_class(alias)]
-    except (ConfigurationError, UnknownTopic):  # or a broker's client is not installed, as in a process that only publishes
+    except (ConfigurationError, UnknownTopic):  # also if a broker's client is not installed, as in a process that only publishes
         return []
 
 
 def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], GroupStatus]:
-    """Ask all brokers at once for their groups. A broker that does not answer in time has an answer that says so."""
+    """
+    Ask all brokers for their groups, each in a thread.
+
+    If a broker does not answer in time, the answer says so.
+    """
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
         by_alias.setdefault(alias, []).append(group)
-    asked = {alias: _Asking(alias, names) for alias, names in by_alias.items()}
+    requests = {alias: _Request(alias, names) for alias, names in by_alias.items()}
     deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
-    for asking in asked.values():
-        asking.join(max(0.0, deadline - time.monotonic()))
-    return {(name, alias): asked[alias].answers[name] for alias, names in by_alias.items() for name in names}
+    for request in requests.values():
+        request.join(max(0.0, deadline - time.monotonic()))
+    return {(name, alias): requests[alias].answers[name] for alias, names in by_alias.items() for name in names}
 
 
-class _Asking(threading.Thread):
-    """Asks a broker for its groups. Answers are available as they come; the process may end before the last one."""
+class _Request(threading.Thread):
+    """A thread that asks a broker for its groups. `answers` grows while it runs; it does not keep the process from exiting."""
 
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
@@ -269,15 +279,15 @@ class _Asking(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        left = list(self.answers)
+        remaining = list(self.answers)
         try:
             with closing(Receives.of(conf.make_broker(self._alias))) as broker:
-                while left:
-                    self.answers[left[0]] = _ask(broker, left[0], self._alias)
-                    del left[0]
-        except Exception as error:  # any error, since the other brokers are shown anyway
+                while remaining:
+                    self.answers[remaining[0]] = _ask(broker, remaining[0], self._alias)
+                    del remaining[0]
+        except Exception as error:  # any error, since it is shown beside the answers of other brokers
             trouble = str(error).strip() or repr(error)
-            self.answers |= {name: GroupStatus(name, self._alias, [], trouble=trouble) for name in left}
+            self.answers |= {name: GroupStatus(name, self._alias, [], trouble=trouble) for name in remaining}
 
 
 def _ask(broker: Receives, group: str, alias: str) -> GroupStatus:

@@ -15,7 +15,7 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.status import is_read_only
 from outbox.relay.hosts import databases
 
-STATEMENT_SECONDS = 3  # a usual time-out of load balancers
+STATEMENT_SECONDS = 3  # a usual timeout of load balancers
 
 
 class Health(StrEnum):
@@ -24,7 +24,7 @@ class Health(StrEnum):
     OK = "ok"
     NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
-    UNFIT = "unfit"  # without tables of the outbox, a replica, or another project's tables
+    UNFIT = "unfit"  # it has no tables of the outbox, or those of another project, or is a replica
     READ_ONLY = "read only"
 
 
@@ -43,7 +43,7 @@ def health() -> dict[str, Health]:
 
 
 def _ask(alias: str, question: Callable[[Connection], object], trouble: Health) -> Health:
-    """Return the trouble that a question about a database finds."""
+    """Return the health of a database: `trouble` if the question is answered with a true value."""
     try:
         with connected(alias, "outbox health", statement_seconds=STATEMENT_SECONDS) as connection:
             return trouble if question(connection) else Health.OK

@@ -1,7 +1,7 @@
 """
-Metrics for Prometheus, read from databases and brokers at each scrape. Needs the extra `metrics`.
+Metrics for Prometheus, read from databases and brokers at each scrape. They need the extra `metrics`.
 
-Each process returns the same metrics, so scrape one address only. In urls.py, protected from the public::
+Each process returns the same metrics, so scrape one address only. In urls.py, not open to the public::
 
     path("metrics/", outbox.monitoring.metrics.view)
 
@@ -34,29 +34,29 @@ DEFERRED_STATES = ("waiting", "asleep", "in_doubt", "held", "dead")
 
 
 class OutboxCollector(Collector):
-    """Reads all metrics at each scrape; the `..._up` metric of a database or broker that cannot be reached is 0."""
+    """Reads all metrics at each scrape; for a database or broker that cannot be reached, its `..._up` metric is 0."""
 
     def describe(self) -> Iterable[Metric]:
         """Return no metrics, so that registering the collector reads nothing."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        read = {alias: _read(alias) for alias in databases()}
+        answers = {alias: _read(alias) for alias in databases()}
         up = _gauge("outbox_database_up", "Whether the database can be reached.", "database")
-        for alias, answer in read.items():
+        for alias, answer in answers.items():
             up.add_metric([alias], answer is not None)
-        asked = [answer for answer in read.values() if answer is not None]
-        statuses = [status for status, _ in asked]
+        known = [answer for answer in answers.values() if answer is not None]
+        statuses = [status for status, _ in known]
         yield up
         yield from _topics(statuses)
         yield from _processes(statuses)
-        yield from _findings(asked)
+        yield from _findings(known)
         yield from _groups(statuses)
         yield from _deferred(statuses)
 
 
 def _read(alias: str) -> tuple[Status, list[Finding]] | None:
-    """Return the status of a database, and what needs attention; None if it cannot be read."""
+    """Return the status of a database, and its findings; None if they cannot be read."""
     try:
         with connected(alias, "outbox metrics") as connection:
             status = read_status(connection, alias)
@@ -97,16 +97,16 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
     return iter((running, breakers))
 
 
-def _findings(asked: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
+def _findings(known: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
     findings = _gauge("outbox_findings", "What needs attention; gone when its cause is.", "database", "id", "level", "subject")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
-    for status, attention in asked:
+    for status, attention in known:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
-        for place, number in Counter((str(finding.id), finding.level_name, str(finding.obj)) for finding in attention).items():
-            findings.add_metric([status.database, *place], number)
+        for labels, number in Counter((str(finding.id), finding.level_name, str(finding.obj)) for finding in attention).items():
+            findings.add_metric([status.database, *labels], number)
         for gap in status.gaps:
             missing.add_metric([status.database, gap.consumer_group, gap.topic], gap.numbers)
         for topic, count in status.parked.items():
@@ -128,10 +128,10 @@ def _groups(statuses: list[Status]) -> Iterator[Metric]:
 
 
 def _deferred(statuses: list[Status]) -> Iterator[Metric]:
-    place = ("database", "consumer_group", "topic")
-    messages = _gauge("outbox_deferred_messages", "Deferred messages of a group.", *place, "reason", "state")
-    late = _gauge("outbox_deferred_late_seconds", "Seconds since the first deferred message was due.", *place)
-    size = _gauge("outbox_deferred_bytes", "Size of the deferred messages of a group.", *place)
+    names = ("database", "consumer_group", "topic")
+    messages = _gauge("outbox_deferred_messages", "Deferred messages of a group.", *names, "reason", "state")
+    late = _gauge("outbox_deferred_late_seconds", "Seconds since the first deferred message was due.", *names)
+    size = _gauge("outbox_deferred_bytes", "Size of the deferred messages of a group.", *names)
     for status in statuses:
         for count in status.deferred:
             labels = [status.database, count.consumer_group, count.topic]
@@ -147,7 +147,7 @@ def _deferred(statuses: list[Status]) -> Iterator[Metric]:
 @outside_transactions
 @require_safe
 def view(request: HttpRequest) -> HttpResponse:
-    """Return the metrics of the outbox only."""
+    """Return the metrics of the outbox, without those of the default registry."""
     registry = CollectorRegistry()
     registry.register(OutboxCollector())
     return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)

@@ -1,8 +1,8 @@
 """
-The open transactions behind messages that went half first.
+Find the open transactions of messages that went half first: the half message was sent before the transaction began its work.
 
-A check-back about such a message waits for its transaction. The transaction takes an advisory lock with its message row, and
-holds it until it ends, so it is found without a write and without waiting.
+While such a transaction is open, check-backs about its message are answered UNKNOWN. The transaction takes an advisory lock with
+its message row, and holds the lock until it ends, so it is found without a write and without waiting.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from outbox.database.locks import Lock
 from outbox.errors import OutboxError
 from outbox.message import Token
 
-STATEMENT_SECONDS = 15  # as long as a person waits for a page
+STATEMENT_SECONDS = 15  # a person waits for the page
 
-# The rows of a message: first the session that holds its lock, then the sessions that this one waits for, if it waits. Without
-# pg_read_all_stats, a session of another role is visible only in part.
+# The rows of a message: first the session that holds the message's lock; then, if that session waits, the sessions that block it.
+# Without pg_read_all_stats, a session of another role is visible only in part.
 READ = f"""
 WITH lock AS MATERIALIZED (SELECT * FROM pg_locks),
 holder AS MATERIALIZED (
@@ -51,12 +51,12 @@ class DatabaseSession(msgspec.Struct, frozen=True):
 
     Args:
         pid: of the server's process; 0 for a prepared transaction, which has no session.
-        client: its address, also its host name where the server looks names up; empty for a socket on the server.
+        client: its address, with its host name if the server looks names up; empty for a socket on the server.
         state: active, idle in transaction, …
         query: its statement, or the last one while it is idle, with the values in it.
-        open_seconds: since its transaction began. None: it has none, or it is hidden.
-        state_seconds: since its state changed.
-        is_hidden: its client, state, times and query are hidden from `reader`, the role that asked.
+        open_seconds: seconds since its transaction began; None if it has none, or the time is hidden.
+        state_seconds: seconds since its state changed.
+        is_hidden: whether its client, state, times and query are hidden from `reader`, the role of this connection.
     """
 
     pid: int
@@ -72,15 +72,15 @@ class DatabaseSession(msgspec.Struct, frozen=True):
 
 
 Sessions = list[DatabaseSession] | str
-"""The session that has a transaction, then those that this one waits for; none where it has ended; or why nothing is known."""
+"""The session of a transaction, then the sessions that block it; empty if the transaction has ended. A text if it is unknown."""
 
 
 def read_open_transactions(halves: Iterable[tuple[str, str]]) -> dict[str, Sessions]:
     """
-    Return the sessions of half messages' transactions, by message id: one statement in each database that their tokens name.
+    Return the sessions of half messages' transactions, by message id, with one statement in each database of their tokens.
 
     Args:
-        halves: message ids with tokens. Those that did not go half first are left out.
+        halves: message ids with tokens. Messages that did not go half first are left out.
     """
     asked: dict[str, set[str]] = {}
     for message_id, token in halves:
@@ -93,7 +93,7 @@ def read_open_transactions(halves: Iterable[tuple[str, str]]) -> dict[str, Sessi
 
 
 def _source_of(token: str) -> str:
-    """Return the source that the token of a half-first message names; empty for every other token."""
+    """Return the source that the token of a half-first message names; "" for any other token."""
     try:
         parsed = Token.parse(token)
     except ValueError:
@@ -112,12 +112,12 @@ def _read(source: str, message_ids: Collection[str]) -> dict[str, Sessions]:
     except psycopg.errors.QueryCanceled:
         trouble = f"Database {alias!r} did not answer within {STATEMENT_SECONDS} s."
     except (OutboxError, psycopg.Error) as error:
-        trouble = f"Database {alias!r} cannot be asked: {str(error).strip()}"
+        trouble = f"Database {alias!r} cannot be queried: {str(error).strip()}"
     return dict.fromkeys(message_ids, trouble)
 
 
 def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[DatabaseSession]]:
-    """Return the sessions of each message: the one that has its transaction, then those that block it."""
+    """Return the sessions of each message: the session of its transaction, then the sessions that block that one."""
     limit = {"statement_timeout": f"{STATEMENT_SECONDS}s"}
     with database.connect(alias, application_name="outbox open transactions", settings=limit) as connection:
         rows = connection.execute(READ, [list(message_ids)]).fetchall()
@@ -125,6 +125,6 @@ def _read_sessions(alias: str, message_ids: Collection[str]) -> dict[str, list[D
     for message_id, *values in rows:
         of_message = sessions.setdefault(message_id, [])
         session = DatabaseSession(*values)
-        if session.pid not in [shown.pid for shown in of_message]:  # a parallel query is named once for each worker
+        if session.pid not in [known.pid for known in of_message]:  # a parallel query has a row for each of its workers
             of_message.append(session)
     return sessions

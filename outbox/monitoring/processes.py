@@ -36,10 +36,10 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
-        errors: the last errors of its loops, by their names; that of the loop of its kind keeps it from its work.
+        errors: the current errors of its loops, by the name of the loop; an error of the loop named like its kind stops its work.
         handling: the handler of a consumer that has been running for the longest time.
-        topics: those that a consumer has handlers for.
-        server: which one its broker is, by its settings; "" if that is not known.
+        topics: the topics for which a consumer has handlers.
+        server: the server that the settings of the process name for the broker; "" if it is not known.
         refusals: topic -> why a consumer cannot receive from it as configured.
         beats_within: seconds without a heartbeat after which the process counts as silent.
     """
@@ -63,7 +63,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
     @property
     def does(self) -> tuple[str, str, str]:
-        """Its kind, broker and consumer group."""
+        """The work of the process: its kind, broker and consumer group."""
         return self.kind, self.broker, self.consumer_group
 
     @property
@@ -73,28 +73,28 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """The subject of a finding about it."""
+        """The subject of a finding about the process."""
         return f"group {self.consumer_group!r}" if self.consumer_group else f"broker {self.broker!r}"
 
     @property
     def error(self) -> str:
-        """What keeps it from its work; "" if nothing does."""
+        """The error that keeps the process from its work; "" if there is none."""
         return self.errors.get(self.kind, "")
 
     @property
     def hangs(self) -> bool:
-        """Whether a handler has been running for longer than `HANGS_AFTER`, and than its time limit."""
+        """Whether a handler has been running for longer than both `HANGS_AFTER` and its time limit."""
         handling = self.handling
         return handling is not None and handling.seconds > max(HANGS_AFTER.total_seconds(), handling.limit_seconds or 0)
 
     @property
     def is_silent(self) -> bool:
-        """Whether its next heartbeat is overdue."""
+        """Whether the next heartbeat of the process is overdue."""
         return self.silent_seconds > self.beats_within
 
 
 def read_processes(connection: Connection) -> list[ProcessStatus]:
-    """Return all processes that have not deregistered, grouped by what they do, the newest heartbeat first."""
+    """Return all processes that have not deregistered, grouped by their work, the newest heartbeat first."""
     rows = connection.cursor(row_factory=dict_row).execute(PROCESSES).fetchall()
     processes = [_process(row | {name: json.loads(row[name]) for name in ("refusals", "errors", "handling")}) for row in rows]
     return [
@@ -109,28 +109,28 @@ def _process(row: dict[str, Any]) -> ProcessStatus:
 
 def _beats_within(process: ProcessStatus) -> float:
     """
-    Return after how many seconds a process of Celery counts as silent: after two intervals of beat without a heartbeat.
+    Return the seconds without a heartbeat after which a process of Celery counts as silent: two intervals of beat.
 
-    A task serves one broker after the other, so with several brokers another one may use up all of its time first.
+    A task serves one broker after the other, so with several brokers, the others may use up the whole time of the task first.
     """
     settings = conf.settings()
     is_consumer = process.kind == "consumer"
-    task, takes = (CONSUME, settings.consumer.task_time) if is_consumer else (SWEEP, settings.relay.task_time)
+    task, task_time = (CONSUME, settings.consumer.task_time) if is_consumer else (SWEEP, settings.relay.task_time)
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
-    # A group of another service is in the schedule of that service's beat, which is not known here.
+    # A group of another service is in the schedule of that service's beat, which this process does not know.
     is_elsewhere = is_consumer and not (process.consumer_group in groups() and beat_entries(SWEEP))
     unknown = UNKNOWN_INTERVAL.total_seconds() if is_elsewhere and not entries else 0.0
-    every = max((seconds_between(entry["schedule"]) for entry in entries), default=unknown)
+    interval = max((seconds_between(entry["schedule"]) for entry in entries), default=unknown)
     is_shared = len({topic.broker for topic in settings.topics.values()}) > 1
-    return SILENT_AFTER.total_seconds() + 2 * every + takes.total_seconds() * is_shared
+    return SILENT_AFTER.total_seconds() + 2 * interval + task_time.total_seconds() * is_shared
 
 
 def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:
     """
     Return whether another process has replaced a silent one: it started after the last heartbeat of the silent one.
 
-    Celery may give the next task to any of its processes, so there any live process replaces a silent one.
+    Celery may give the next task to any of its processes, so any live process of Celery replaces a silent one.
     """
     return any(
         process.does == silent.does

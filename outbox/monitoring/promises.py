@@ -14,24 +14,24 @@ PUBLISHED = {
     SendGuarantee.ONCE: "Published once: a message that is sent again is not stored again.",
     SendGuarantee.ONCE_COMMITTED: "Published once for readers with isolation.level=read_committed; others also see copies of "
     "transactions that were not committed.",
-    SendGuarantee.AT_LEAST_ONCE: "Published at least once: a copy follows when a relay dies before it has noted the broker's "
+    SendGuarantee.AT_LEAST_ONCE: "Published at least once: a copy follows when a relay dies before it has recorded the broker's "
     "answer.",
-    SendGuarantee.UNCONFIRMED: "Published, but not confirmed: a message is lost if the broker did not get a commit that its "
-    "proxy accepted.",
+    SendGuarantee.UNCONFIRMED: "Published, but not confirmed: a message is lost if its commit, which the proxy accepted, did "
+    "not reach the broker.",
 }
 ORDERED = "Messages with the same key are delivered in the order of the database commits."
 UNORDERED = "Messages are delivered in any order."
 DROPPED = "A consumer group drops copies of a message that it has handled, for {kept} at least (RETENTION)."
 ONLY_SENT = "No consumer group of the outbox reads them, so nothing drops a copy."
 CHECKED_BACK = (
-    "A check-back is answered COMMIT or ROLLBACK by the row in the database, and UNKNOWN while that is not decided; for {age}."
+    "For {age}, check-backs are answered COMMIT or ROLLBACK from the row in the database, and UNKNOWN while it is undecided."
 )
-NOT_CHECKED_BACK = "Sent in one phase, so nothing is asked back."
+NOT_CHECKED_BACK = "Messages are sent in one phase, so there are no check-backs."
 
 
 class Promise(msgspec.Struct, frozen=True):
     """
-    What is promised about the messages of a topic, a sentence each.
+    The promises about the messages of a topic, a sentence each.
 
     Args:
         how_often: how often readers see a published message.
@@ -46,7 +46,7 @@ class Promise(msgspec.Struct, frozen=True):
 
 def promise_of(topic: str) -> Promise:
     """
-    Return what is promised about a topic in the settings.
+    Return the promises about a topic in the settings.
 
     Raises:
         UnknownTopic: it is not in `OUTBOX["TOPICS"]`.

@@ -1,4 +1,4 @@
-"""The status of the outbox in one database: topics, consumer groups, processes. What of it needs attention: attention.py."""
+"""The status of the outbox in one database: topics, consumer groups, processes. `attention.py` derives findings from it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from outbox.relay.maintenance import overdue
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
-# Waiting tickets are counted by an index, up to a million; batches by the partial indexes of unfinished and of dead ones. Counts
-# are of messages: a message that was split off counts in its current batch. Ages are by the database's clock, except where
-# a row is gone: the time in an id is by the clock of its publisher. A topic without a row, to which messages refer, has its id as
-# its name. The ids of tickets are read in steps along the index, since there may be very many tickets.
+# Tickets are counted along an index, up to a million; batches along the partial indexes of unfinished and of dead batches. All
+# counts are numbers of messages, and a message that was split off counts in its current batch. Ages are by the database's clock;
+# if a message row is gone, by the time in its id, which is by its publisher's clock. A topic that messages refer to and that has
+# no row is named by its id. The topic ids of tickets are read in steps along the index, since there may be very many tickets.
 TOPICS = f"""
 WITH RECURSIVE waiting (topic_id) AS (
     SELECT min(topic_id) FROM outbox_ticket UNION ALL
@@ -76,7 +76,8 @@ FROM (
 ) topic ORDER BY name
 """
 
-# Messages of the last hour that groups ignored, of the newest 1,000, and that no group of this database handled or keeps.
+# Messages that groups ignored in the last hour, at most 1,000, and that no group of this database has handled or deferred, and no
+# operator has discarded.
 IGNORED = """
 WITH ignored AS MATERIALIZED (
     SELECT message_id, consumer_group FROM outbox_inbox
@@ -158,7 +159,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
 
     @property
     def pause(self) -> str:
-        """That it is paused, by whom, for how long and why, as far as known; "" if it is not."""
+        """A text that it is paused, by whom, for how long and why, as far as known; "" if it is not paused."""
         return pause(self.paused_by, self.paused_seconds, self.pause_reason) if self.is_paused else ""
 
     @property
@@ -177,7 +178,7 @@ class IgnoredType(msgspec.Struct):
 
 
 class GapStatus(msgspec.Struct, frozen=True):
-    """The number of open gaps of a group in a topic, of the numbers missing in them, and for how long the first one is known."""
+    """The open gaps of a group in a topic: their count, the count of missing numbers, and seconds since the first was found."""
 
     consumer_group: str
     topic: str
@@ -205,14 +206,14 @@ class Status(msgspec.Struct, frozen=True):
     Args:
         misconfigured: topic -> error that an operator has to correct at its broker.
         parked: topic -> number of half messages whose check-backs have stopped.
-        deferred: the deferred messages of all groups, those without code here included.
+        deferred: the deferred messages of all groups, including groups that this process has no code for.
         differing_groups: groups whose processes have had different code for longer than a deployment takes.
         has_strays: whether messages are in the DEFAULT partition.
         lacks_tomorrow: whether the partition of tomorrow does not exist.
         overdue: days of messages that are kept past their retention, oldest first.
         check_backs: answer -> number of check-backs in the last hour.
         risks: possible losses with the settings of brokers, a sentence each.
-        promises: topic -> what is promised about its messages; of the topics in the settings whose broker's client is installed.
+        promises: topic -> the promises about its messages, for topics in settings whose broker's client is installed.
         is_read_only: whether transactions are read-only by default, so that nothing can be published.
     """
 
@@ -236,11 +237,11 @@ class Status(msgspec.Struct, frozen=True):
     is_read_only: bool = False
 
     def processes_of(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
-        """Return the processes that do something, the newest heartbeat first."""
+        """Return the processes of a kind, broker and consumer group, the newest heartbeat first."""
         return [process for process in self.processes if process.does == (kind, broker, group)]
 
     def live(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
-        """Return those of them that are not silent."""
+        """Return the same processes without the silent ones."""
         return [process for process in self.processes_of(kind, broker, group) if not process.is_silent]
 
 
@@ -276,12 +277,12 @@ def read_status(connection: Connection, alias: str) -> Status:
 
 
 def _read_topics(connection: Connection) -> list[TopicStatus]:
-    """Return the topics that have a row, and those that messages refer to; by their names, as far as settings have them."""
+    """Return the topics that have a row, and those that only messages refer to; settings have the names of most of the latter."""
     topic_statuses = connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall()
     names = {f"#{topic_number(name)}": name for name in conf.settings().topics}
-    for place, topic in enumerate(topic_statuses):
+    for index, topic in enumerate(topic_statuses):
         if name := names.get(topic.name):
-            topic_statuses[place] = replace(topic, name=name, broker=conf.settings().topics[name].broker)
+            topic_statuses[index] = replace(topic, name=name, broker=conf.settings().topics[name].broker)
     return topic_statuses
 
 
@@ -291,7 +292,11 @@ def is_read_only(connection: Connection) -> bool:
 
 
 def _read_brokers(connection: Connection, alias: str) -> dict[str, tuple[dict[str, int], list[str]]]:
-    """Return the status of brokers that are stored in this database, the first of those that share its tables."""
+    """
+    Return the status of brokers that are stored in this database; of brokers that share tables, only of the first.
+
+    It is topic -> number of half messages whose check-backs have stopped, and the groups for which the broker keeps messages.
+    """
     broker_statuses: dict[str, tuple[dict[str, int], list[str]]] = {}
     for name in sorted({topic.broker for topic in conf.settings().topics.values()}):
         try:
@@ -306,7 +311,7 @@ def _read_brokers(connection: Connection, alias: str) -> dict[str, tuple[dict[st
 
 
 def _risks() -> Iterator[str]:
-    """Yield what may be lost with the settings of brokers."""
+    """Yield the possible losses with the settings of brokers, a sentence each."""
     for name, broker in conf.settings().brokers.items():
         with suppress(ConfigurationError):  # check E003 reports it
             for problem in conf.broker_class(name).check_settings(broker.options, conf.topics_of(name)):
@@ -314,7 +319,7 @@ def _risks() -> Iterator[str]:
 
 
 def _promises() -> dict[str, Promise]:
-    """Return what is promised about each topic whose broker can be asked; check E003 reports the others."""
+    """Return the promises about each topic whose broker's client is installed; check E003 reports the others."""
     promises = {}
     for topic in sorted(conf.settings().topics):
         with suppress(ConfigurationError):
@@ -363,7 +368,7 @@ def read_throughput(connection: Connection, *, now: datetime) -> tuple[list[int 
 
 
 def _by_minute(counts: list[tuple[Any, ...]]) -> list[int | None]:
-    """Return one count per minute; None for the oldest minute that the limit has cut, and for those before it."""
+    """Return one count per minute; None for minutes that were not read, or not completely, because of `ROW_LIMIT`."""
     known = dict(counts)
     cut_at = min(known) if sum(known.values()) >= ROW_LIMIT else -1
     return [known.get(minute, 0) if minute > cut_at else None for minute in range(MINUTES)]

@@ -1,7 +1,7 @@
 """
-Read stored messages as consumers will: those that are not sent yet, dead messages, and what groups are still to get.
+Read stored messages as consumers will: unsent, dead and deferred messages, and those of brokers that are stored in a database.
 
-A message that this code cannot read becomes a dead letter when it is delivered, so this is asked before a deployment.
+A message that this code cannot read becomes a dead letter when it is delivered. So read them before a deployment.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from outbox.monitoring.text import count
 
 PAGE = 100  # bodies that are read at once
 SAMPLE = 1000  # messages of a list: the oldest, and a page of the newest
-MOST_PROBLEMS = 100  # different ones
+MAX_PROBLEMS = 100  # other kinds of problems are counted together
 
 TOPICS = "SELECT id FROM outbox_topic ORDER BY id"
 
-# Pages of keys and message ids, each by an index that has its key. The key of a message in a batch is made of both places.
+# Pages of keys and message ids, each in the order of an index on the key. The key of a message in a batch is made of the batch's
+# id and the message's position in it.
 WAITING = """
 SELECT pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
 """
@@ -70,9 +71,9 @@ class Unreadable(NamedTuple):
     Messages that cannot be read for one reason.
 
     Args:
-        noun: the name of one of them: waiting message, dead letter.
+        noun: their kind, in the singular: "waiting message", "dead letter".
         group: the group that is to get them; "" for all.
-        problem: the problem, without what differs between messages.
+        problem: the problem, without details that differ between messages.
     """
 
     noun: str
@@ -85,13 +86,13 @@ class Unreadable(NamedTuple):
 
 class Readings(msgspec.Struct):
     """
-    What became of reading stored messages.
+    The result of reading stored messages.
 
     Args:
-        read: noun -> messages that were read.
+        read: noun -> number of messages that were read.
         cut: nouns of which there are more messages than were read.
-        foreign: messages that no handler and no message type here is for.
-        unreadable: kinds of unreadable messages -> how many; the problem and the id of the first.
+        foreign: number of messages for which this code has neither a handler nor a message type.
+        unreadable: kind of unreadable messages -> their number; the problem and the id of the first one.
     """
 
     read: Counter[str] = msgspec.field(default_factory=Counter)
@@ -101,26 +102,25 @@ class Readings(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The number of messages read, in a sentence without its end."""
+        """The numbers of messages read, as a sentence without a full stop."""
         read = ", ".join(f"{count(number, noun)}{' (not all)' if noun in self.cut else ''}" for noun, number in self.read.items())
         foreign = f"; {self.foreign:,} of them have neither a handler nor a message type here" if self.foreign else ""
         return f"{read or 'no stored messages'} read{foreign}"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yield what cannot be read, and what to do about it."""
-        for group, (number, problem, example) in self.unreadable.items():
-            subject = (
-                f"{count(number, group.noun)}{f' of group {group.group!r}' if group.group else ''} of {group.type or 'no type'}"
-            )
-            version = "" if group.version is None else f" version {group.version}"
+        """Yield a sentence about each kind of unreadable messages, and what to do about it."""
+        for kind, (number, problem, example) in self.unreadable.items():
+            subject = f"{count(number, kind.noun)}{f' of group {kind.group!r}' if kind.group else ''} of {kind.type or 'no type'}"
+            version = "" if kind.version is None else f" version {kind.version}"
             verb = ("has" if number == 1 else "have") if problem.startswith(NO_UPGRADE) else "cannot be read:"
-            yield one_line(f"{subject}{version} {verb} {problem} (such as {example})"), group.hint
+            yield one_line(f"{subject}{version} {verb} {problem} (such as {example})"), kind.hint
 
 
 Progress = Callable[[str, int], None]
 
 
-_StoredBroker = tuple[type[StoredInDatabase], Mapping[str, Any], list[TopicSpec]]  # those that share tables; their topics
+# The class of brokers that share tables, their OPTIONS, and the topics of all of them.
+_StoredBroker = tuple[type[StoredInDatabase], Mapping[str, Any], list[TopicSpec]]
 
 
 def databases() -> list[str]:
@@ -135,9 +135,9 @@ def read_stored(
     Read the messages in a database that consumers are still to get, or `SAMPLE` of each list.
 
     Args:
-        everything: read all; a page after the other, so that memory stays as it is.
-        progress: called after each page with the readings until then.
-        limits: as for `connected`.
+        everything: read all messages, page by page, so that the use of memory does not grow.
+        progress: called after each page with the noun of the messages, and the number read so far.
+        limits: keyword arguments of `connected`.
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or of a broker.
@@ -152,14 +152,14 @@ def read_stored(
             lists += kind.list_stored(options, topics, connection)
         for noun, read in lists:
             for delivery in _deliveries(noun, read, readings, everything=everything):
-                _note(readings, noun, delivery)
+                _read_into(readings, noun, delivery)
                 if readings.read[noun] % PAGE == 0:
                     progress(noun, readings.read[noun])
     return readings
 
 
 def _stored_brokers() -> dict[str, list[_StoredBroker]]:
-    """Return the brokers that are stored in databases, by the aliases of these."""
+    """Return the brokers that are stored in databases, by the alias of the database."""
     brokers_of: dict[str, dict[type, _StoredBroker]] = {}
     for alias, settings in conf.settings().brokers.items():
         try:
@@ -179,13 +179,13 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
 
 def _deliveries(noun: str, read: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
     """Yield all messages of a list; or its oldest, and a page of its newest."""
-    after, left = None, SAMPLE - PAGE
-    while everything or left > 0:
+    after, remaining = None, SAMPLE - PAGE
+    while everything or remaining > 0:
         page = read(after, PAGE, False)
         yield from (delivery for _, delivery in page if delivery is not None)
         if len(page) < PAGE:
             return
-        after, left = page[-1][0], left - PAGE
+        after, remaining = page[-1][0], remaining - PAGE
     newest = read(after, PAGE, True)
     yield from (delivery for _, delivery in newest if delivery is not None)
     if len(newest) == PAGE:
@@ -233,12 +233,12 @@ def _delivery(group: str, topic: str, message_id: object, headers: str, body: by
 
 class _Reading(enum.Enum):
     READ = enum.auto()
-    FOREIGN = enum.auto()  # no handler and no message type here is for it
-    LEFT = enum.auto()  # its type has another topic now, where its handlers wait
+    FOREIGN = enum.auto()  # this code has neither a handler nor a message type for it
+    MOVED = enum.auto()  # its type has another topic now, and its handlers read only that topic
 
 
-def _note(readings: Readings, noun: str, delivery: Delivery) -> None:
-    """Read a message as its groups do, and note what became of it."""
+def _read_into(readings: Readings, noun: str, delivery: Delivery) -> None:
+    """Read a message as its groups do, and add the result to `readings`."""
     readings.read[noun] += 1
     try:
         reading = _read_for_groups(delivery)
@@ -246,18 +246,18 @@ def _note(readings: Readings, noun: str, delivery: Delivery) -> None:
         _add(readings, noun, delivery, *_explain_unknown(delivery, error))
     except UnreadableBody as error:
         _add(readings, noun, delivery, *_explain_unreadable(delivery, error))
-    except Exception as error:  # of an upgrade
+    except Exception as error:  # raised by an upgrade function of the project
         _add(readings, noun, delivery, f"an upgrade fails with {type(error).__name__}: {line_of(error)}", "Correct the upgrade.")
     else:
         readings.foreign += reading is _Reading.FOREIGN
-        if reading is _Reading.LEFT:
+        if reading is _Reading.MOVED:
             hint = f"Keep a handler of topic {delivery.topic!r} until none of its messages is left."
             _add(readings, noun, delivery, f"its type has another topic than {delivery.topic!r} now", hint)
 
 
 def _read_for_groups(delivery: Delivery) -> _Reading:
     """
-    Decode a message as its group does, or as all groups do that take its topic; if none does, as its type.
+    Decode a message as its group does; without a group, as all groups do that read its topic; without a handler, by its type.
 
     Raises:
         UnreadableBody, UnknownMessageType: a consumer would raise it.
@@ -273,11 +273,11 @@ def _read_for_groups(delivery: Delivery) -> _Reading:
         return _Reading.READ if consumers else _Reading.FOREIGN
     read_as(kind, delivery)
     has_handler = any(kind._meta.type in group.consumers for group in known.values())
-    return _Reading.LEFT if has_handler and kind._meta.topic != delivery.topic else _Reading.READ
+    return _Reading.MOVED if has_handler and kind._meta.topic != delivery.topic else _Reading.READ
 
 
 def _explain_unknown(delivery: Delivery, error: UnknownMessageType) -> tuple[str, str]:
-    """Return why a type or version is unknown, in words that are the same for others like it, and what to do."""
+    """Return why a type or version is unknown, in the same words for all messages with that problem, and what to do."""
     kind = message_type(delivery.headers.get(Header.TYPE, ""))
     if kind is None:
         return "no module here defines the type", "Restore its class, or name it in `type` of the class Meta of its new class."
@@ -285,11 +285,11 @@ def _explain_unknown(delivery: Delivery, error: UnknownMessageType) -> tuple[str
 
 
 def _explain_unreadable(delivery: Delivery, error: UnreadableBody) -> tuple[str, str]:
-    """Return why a body cannot be read, in words that are the same for others like it, and what to do."""
+    """Return why a body cannot be read, in the same words for all messages with that problem, and what to do."""
     kind, written = message_type(delivery.headers.get(Header.TYPE, "")), version_of(delivery)
     why = line_of(error.__cause__ or error)
     if kind is None:
-        return why, "Correct what publishes it: a handler of its topic expects JSON."
+        return why, "Correct the code that publishes it: a handler of its topic expects JSON."
     version = kind._meta.version
     for step in range(version if written is None else written, version):
         if step not in kind._upgrades:
@@ -304,7 +304,7 @@ def _explain_unreadable(delivery: Delivery, error: UnreadableBody) -> tuple[str,
 def _add(readings: Readings, noun: str, delivery: Delivery, problem: str, hint: str) -> None:
     name = delivery.headers.get(Header.TYPE, "")
     key = Unreadable(noun, delivery.group, name, version_of(delivery), shape_of(problem), hint)
-    if key not in readings.unreadable and len(readings.unreadable) >= MOST_PROBLEMS:
+    if key not in readings.unreadable and len(readings.unreadable) >= MAX_PROBLEMS:
         key = Unreadable(noun, "", "other types", None, "there are too many problems to tell apart", "Correct the others first.")
     number, text, example = readings.unreadable.get(key, (0, problem, delivery.message_id))
     readings.unreadable[key] = number + 1, text, example

@@ -19,12 +19,12 @@ def count(number: int, noun: str) -> str:
 
 
 def wait(number: int, topic: str = "") -> str:
-    """Return that messages wait, of a topic if it is given: 1 message waits, 2 messages of topic 'orders' wait."""
+    """Return a clause about waiting messages: 1 message waits, 2 messages of topic 'orders' wait."""
     of_topic = f" of topic {topic!r}" if topic else ""
     return f"{count(number, 'message')}{of_topic} {'waits' if number == 1 else 'wait'}"
 
 
 def pause(by: str, seconds: float | None, reason: str) -> str:
-    """Return that a topic is paused, by whom, for how long and why, as far as known: paused by ada for 3 min: stocktaking."""
+    """Return a text about a topic's pause, as far as known: paused by ada for 3 min: stocktaking."""
     since = f" for {age(seconds)}" if seconds is not None else ""
     return f"paused{f' by {by}' if by else ''}{since}{f': {reason}' if reason else ''}"

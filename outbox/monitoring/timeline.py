@@ -1,8 +1,8 @@
 """
-The timeline of one message, from its row, batches, failed sends, check-backs, dead copy, and what became of it in groups.
+The timeline of one message, from its row, batches, failed sends, check-backs, dead copy, and its rows of consumer groups.
 
-There is no table of events: the timeline is put together from the rows that other parts write. Copies of a broker that is stored
-in a database are read with them; a broker on a server is asked by `Broker.find`, on demand.
+There is no table of events: the timeline is assembled from rows that relays, consumers and brokers in a database have written
+for their own purposes. A broker on a server is asked separately, with `Broker.find`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SELECT message.topic, coalesce(topic.broker, ''), message.state, message.created
 FROM outbox_message_state message LEFT JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 """
 
-# Batches that hold a message, or held it before it was split off. The newest message of such a batch is this one or a slightly
-# later one, so 500 batches along the index of newest ids are more than enough.
+# Batches that hold a message, or held it before it was split off. The newest message of such a batch is the message itself or one
+# that is only slightly newer, so 500 batches along the index of newest ids are more than enough.
 BATCHES = """
 SELECT id, lane, first_seq + position - 1 AS number, half_ids[position] AS half_id, position::smallint = ANY(split) AS has_left,
     state, attempt, failures, claimed_at, decided_at, sent_at, due_at, last_error
@@ -49,8 +49,8 @@ WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY i
 
 UNPROVEN = "unproven"  # the verdict on a message that may have been published
 
-# The newest rows of other tables. Each SELECT finds the message by an index and sorts the result: the expressions in ORDER BY
-# keep the planner from scanning all rows in the order of time.
+# The newest rows of other tables. Each SELECT must find the message by an index and sort the result, so ORDER BY has expressions
+# for which there is no index: otherwise the planner may scan all rows in the order of time.
 RECORDS = """
 (SELECT 'check-back' AS kind, answered_at AS at, asked_by AS who, asked AS count, answer AS outcome, reason AS text,
     '' AS traceback, half_id, sent_answer, '' AS acted_by
@@ -74,7 +74,7 @@ UNION ALL SELECT 'dead', died_at, '', 0, '', reason, '', '', '', '' FROM outbox_
 
 
 class Severity(enum.StrEnum):
-    """How an entry is shown."""
+    """The severity of an entry, which decides its colour."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -82,7 +82,7 @@ class Severity(enum.StrEnum):
     WAITING = "waiting"
 
 
-# Acts of operators on dead messages, and on those that a group has not handled.
+# Acts of operators on dead messages, and on messages that a group has not handled.
 ACTS: dict[str, tuple[str, Severity]] = {
     Act.REPLAYED: ("Replayed", Severity.PLAIN),
     Act.RETRIED_NOW: ("Retried now", Severity.PLAIN),
@@ -97,8 +97,8 @@ class TimelineEntry(msgspec.Struct, frozen=True):
     An event in the life of a message.
 
     Args:
-        who: the consumer group, the broker, or the part that asked for a check-back.
-        by: the operator who did it, or the command and the user who ran it.
+        who: the consumer group or the broker; of a check-back, where it came from (endpoint, broker, command or admin).
+        by: the operator who acted, or the command and the user who ran it.
     """
 
     at: datetime
@@ -117,7 +117,7 @@ class Timeline(msgspec.Struct, frozen=True):
     Args:
         state: as in `outbox_message_state`.
         entries: in the order of time.
-        ended: its state in groups that know and have not handled it.
+        ended: its state in the groups that know it and have not handled it: deferred, dead letter or discarded.
     """
 
     topic: str
@@ -221,7 +221,7 @@ def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[Timel
     if broker in conf.settings().brokers and issubclass(kind := conf.broker_class(broker), StoredInDatabase):
         home = conf.stored_in(broker)
         for copy in kind.read_copies(home, database.raw(home), str(message_id), sorted(half_ids)):
-            if copy.stored_at is not None:  # as always in tables
+            if copy.stored_at is not None:  # copies in tables always have a time
                 yield from _of_copy(copy, copy.stored_at)
 
 

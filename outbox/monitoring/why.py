@@ -39,19 +39,19 @@ WHERE current.id = %s
 # The first message of the same key that is not sent: in an unfinished or dead batch, or with an earlier ticket.
 HEAD = f"""
 SELECT id FROM (
-    SELECT 0 AS rank, coalesce(b.origin_id, b.id) AS claim, b.first_seq AS place,
+    SELECT 0 AS rank, coalesce(b.origin_id, b.id) AS claim, b.first_seq AS seq,
         b.message_ids[array_position(b.order_keys, %(key)s)] AS id FROM outbox_batch b
     WHERE b.topic_id = %(topic)s AND (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND %(key)s = ANY(b.order_keys)
       AND (%(batch)s::bigint IS NULL OR (coalesce(b.origin_id, b.id), b.first_seq)
-        < (SELECT coalesce(mine.origin_id, mine.id), mine.first_seq FROM outbox_batch mine WHERE mine.id = %(batch)s))
+        < (SELECT coalesce(own.origin_id, own.id), own.first_seq FROM outbox_batch own WHERE own.id = %(batch)s))
     UNION ALL
     SELECT 1, 0, pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND order_key = %(key)s AND pos < %(pos)s
-) earlier WHERE id <> %(id)s ORDER BY rank, claim, place LIMIT 1
+) earlier WHERE id <> %(id)s ORDER BY rank, claim, seq LIMIT 1
 """
 
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups in whose inbox a message is, each with the operator who discarded it, and whether it ignored the message.
+# The groups in whose inbox a message is, whether each has ignored it, and the operator who discarded it ("" if none did).
 ENDED = """
 SELECT consumer_group, delivery_count = 0, coalesce((
     SELECT acted_by FROM outbox_operator_act act WHERE act.message_id = inbox.message_id
@@ -71,25 +71,25 @@ FROM outbox_deferred d WHERE message_id = %(id)s
 """
 
 REASONS: dict[str, str] = {
-    Reason.AGAIN: "it was delivered before, and may have ended its process",
+    Reason.AGAIN: "it was delivered before, and may have killed its process",
     Reason.BEHIND: "an earlier message of its key was not handled yet",
     Reason.ELSEWHERE: "another process was handling it",
     Reason.NO_HANDLER: "the process that received it has no handler",
     Reason.STOP: "its consumer was stopped",
     Reason.SLOW: "it waited behind a slow handler",
-    Reason.SERVER: "the broker's server gave it up",
+    Reason.SERVER: "the broker moved it to its dead-letter queue",
     Reason.LOST: "it was lost on the way to the group, and sent again",
 }
 
 
 def why(connection: Connection, message_id: UUID) -> str | None:
-    """Return a sentence that says what a message waits for, or that it was handled. None: no message has that id."""
+    """Return a sentence that says what a message waits for, or that it was handled; None if no message has that id."""
     message: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [message_id]).fetchone()
     if message is None:
         return None
     match message.state:
         case "sent":
-            return " ".join(_of_groups(connection, message_id, message))
+            return " ".join(_explain_sent(connection, message_id, message))
         case "dead":
             act = f"outbox_replay --unsent {message_id}"
             return f"It cannot be sent: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
@@ -102,14 +102,14 @@ def why(connection: Connection, message_id: UUID) -> str | None:
                 f"Its half message is stored, and its commit, decided {age(message.decided_seconds)} ago, is not confirmed. "
                 "The relay looks it up and commits it again, or the broker checks back."
             )
-    return _of_unsent(connection, message_id, message)
+    return _explain_unsent(connection, message_id, message)
 
 
-def _of_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
+def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
-    if held := _topic_held(message, relays):
+    if held := _why_topic_waits(message, relays):
         return held.line
-    if reason := _key_held(connection, message_id, message):
+    if reason := _why_key_waits(connection, message_id, message):
         return reason
     failed = (
         f"Sending failed {count(message.failures, 'time')}, last: {message.last_error.rstrip('.')}. " if message.failures else ""
@@ -130,8 +130,8 @@ def _of_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
     return "It is the next message that the relay sends."
 
 
-def _topic_held(message: Any, relays: list[ProcessStatus]) -> Finding | None:
-    """Return why no message of the topic is sent, in the words of what needs attention."""
+def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | None:
+    """Return the finding because of which no message of the topic is sent; None if there is none."""
     live = [relay for relay in relays if not relay.is_silent]
     if message.topic not in conf.settings().topics:
         return unknown_topic(message.topic, 1)
@@ -146,8 +146,8 @@ def _topic_held(message: Any, relays: list[ProcessStatus]) -> Finding | None:
     return None
 
 
-def _key_held(connection: Connection, message_id: UUID, message: Any) -> str:
-    """Return for which earlier message of its key a message waits; "" if for none."""
+def _why_key_waits(connection: Connection, message_id: UUID, message: Any) -> str:
+    """Return a sentence about the earlier message of the same key that a message waits for; "" if there is none."""
     if message.order_key is None or message.state == "claimed":
         return ""
     values = {"key": message.order_key, "topic": message.topic_id, "batch": message.batch_id, "pos": message.pos}
@@ -163,33 +163,39 @@ def _key_held(connection: Connection, message_id: UUID, message: Any) -> str:
     return f"It waits behind message {row[0]} of the same key {message.key!r}, {because}."
 
 
-def _of_groups(connection: Connection, message_id: UUID, message: Any) -> Iterator[str]:
+def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Iterator[str]:
     """Yield a sentence for each known group that has not handled the message."""
     rows_of_inbox = connection.execute(ENDED, [message_id]).fetchall()
-    ended = {name for name, _, _ in rows_of_inbox}
+    ended_groups = {name for name, _, _ in rows_of_inbox}
     discarded = {name: by for name, _, by in rows_of_inbox if by}
     ignored = {name for name, is_ignored, _ in rows_of_inbox if is_ignored and name not in discarded}
     rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
-    deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended}
+    deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended_groups}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
     subscribed = [group.name for group in groups().values() if group.find(message.topic, type_name, tag)]
     without_handler = [
-        name for name in groups_without_code_for(connection, message.topic, type_name, tag) if name not in (*ended, *deferred)
+        name
+        for name in groups_without_code_for(connection, message.topic, type_name, tag)
+        if name not in (*ended_groups, *deferred)
     ]
-    waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in ended]
+    waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in ended_groups]
     if waiting or without_handler or discarded or ignored:
         yield "It was sent."
     else:
-        yield "It was sent, and every known group has handled it." if ended else "It was sent. No consumer group of it is known."
+        yield (
+            "It was sent, and every known group has handled it."
+            if ended_groups
+            else "It was sent. No consumer group is known that reads it."
+        )
     for name in sorted(ignored):
         again = " Deliver it again with outbox_replay --ignored." if name in subscribed else ""
         yield f"Group {name!r} ignored it: no live process of the group had a handler for it.{again}"
     for name, by in sorted(discarded.items()):
         yield f"It was discarded for group {name!r} by {by}."
     for name in without_handler:
-        yield f"Group {name!r}, which reads the topic and has no handler here, has not handled it."
+        yield f"Group {name!r}, which reads the topic and has no handler for it in this release, has not handled it."
     for name in waiting:
         consumers = [process for process in processes if process.does == ("consumer", message.broker, name)]
         live = [process for process in consumers if not process.is_silent]
@@ -203,7 +209,7 @@ def _of_groups(connection: Connection, message_id: UUID, message: Any) -> Iterat
             yield f"Group {name!r} has been handling it for {age(handling.seconds)}, with {handling.handler}."
             yield from (finding.line for finding in hangs(running[0]))
         elif row:
-            yield f"Group {name!r}: {_of_deferred(row)}"
+            yield f"Group {name!r}: {_explain_deferred(row)}"
             if not live and not row.is_held:
                 yield absent
         elif not live:
@@ -214,8 +220,8 @@ def _of_groups(connection: Connection, message_id: UUID, message: Any) -> Iterat
             yield f"Group {name!r} has not handled it yet."
 
 
-def _of_deferred(row: Any) -> str:
-    """Return what a deferred message that is not dead waits for, as a sentence."""
+def _explain_deferred(row: Any) -> str:
+    """Return a sentence that says what a deferred message that is not dead waits for."""
     if row.is_held:
         return "an operator holds it. outbox_replay --retry-now ends that."
     if row.behind:

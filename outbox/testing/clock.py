@@ -1,8 +1,8 @@
 """
 The time of a test. Nothing sleeps: to let time pass, all stored times are moved back.
 
-Rows and memory brokers have times of real clocks, the database's and Python's. `age_rows` moves them back, so that what was due
-in an hour is due now, while the code under test reads the real clocks.
+Rows and memory brokers have times of real clocks, the database's and Python's. `age_rows` moves these times back, so that
+a message that was due in an hour is due now, while the code under test reads the real clocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Clock:
 
 
 def age_rows(using: str, by: timedelta) -> None:
-    """Move back all times in the tables of the outbox and its apps in a database, and in those that extensions have it prune."""
+    """Move back all times in a database's tables of the outbox and its apps, and in the tables that extensions let it prune."""
     for model in _aged_models(using):
         times = [field.name for field in model._meta.fields if isinstance(field, DateTimeField)]
         if times:
@@ -65,6 +65,6 @@ def _aged_models(using: str) -> Iterator[type[Model]]:
     pruned = {table for extension in extensions() for table in extension.tables}
     for config in outbox_apps():
         for model in config.get_models():
-            has_rows = model._meta.managed and not model._meta.proxy  # views and proxies have none of their own
+            has_rows = model._meta.managed and not model._meta.proxy  # views and proxies have no rows of their own
             if has_rows and router.allow_migrate_model(using, model) and (config in own or model._meta.db_table in pruned):
                 yield model

@@ -37,7 +37,7 @@ PLACES = (
     "half_first.after_commit",
     "half_first.after_end",
 )
-"""Failpoints of relays, of consumers and of half-first transactions, each in the order of a message's way."""
+"""Failpoints of relays, of consumers and of half-first transactions, in the order in which a message passes them."""
 
 
 @contextmanager
@@ -70,21 +70,21 @@ def full_name(place: str) -> str:
     names = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
     if len(names) == 1:
         return names[0]
-    what = f"{place!r} is ambiguous: write {' or '.join(names)}." if names else f"There is no failpoint {place!r}."
-    raise AssertionError(f"{what} Choices are: {', '.join(PLACES)}.")
+    problem = f"{place!r} is ambiguous: write {' or '.join(names)}." if names else f"There is no failpoint {place!r}."
+    raise AssertionError(f"{problem} Choices are: {', '.join(PLACES)}.")
 
 
 def _advice(name: str) -> str:
     if name.startswith("half_first."):
         return "The block must publish half first, by outbox.atomic(half_first=...) or @transactional(half_first=...)."
     if name in ("relay.before_half", "relay.after_half", "relay.after_decide", "relay.after_commit"):
-        what = "a message of a topic that is sent in two phases (others reach relay.after_send)"
+        needed = "a message of a topic that is sent in two phases (others reach relay.after_send)"
     elif name == "relay.after_send":
-        what = "a message of a topic that is sent in one phase (others reach relay.after_half)"
+        needed = "a message of a topic that is sent in one phase (others reach relay.after_half)"
     elif name in TRANSACTIONS:
-        what = "a message whose broker sends in transactions, such as the memory broker with TRANSACTIONS=True"
+        needed = "a message whose broker sends in transactions, such as the memory broker with TRANSACTIONS=True"
     elif name == "relay.after_claim":
-        what = "a message that waits to be sent"
+        needed = "a message that waits to be sent"
     else:
-        what = "a message that a consumer handles"
-    return f"The block must call run_until_idle(), and there must be {what}."
+        needed = "a message that a consumer handles"
+    return f"The block must call run_until_idle(), and there must be {needed}."

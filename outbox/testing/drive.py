@@ -1,8 +1,8 @@
 """
 Relays and consumers in the thread of the test, over Django's connections.
 
-So they see the rows that the test's transaction has written, and their own rows are rolled back with it. A relay's statements,
-which in production run in autocommit, join that transaction here; its transactions become savepoints.
+So they see the rows that the test's transaction has written, and the rows that they write are rolled back with it. A relay's
+statements, which in production run in autocommit, join that transaction here; a relay's transactions become savepoints.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def check_deferred(alias: str) -> None:
     """
     Check deferred constraints such as foreign keys, as COMMIT would, since the transaction around a test is never committed.
 
-    They are checked in a savepoint that is rolled back, so that they stay deferred. Nothing is checked in a transaction that is
-    broken already, which other code reports.
+    The savepoint of the check is rolled back, so that the constraints stay deferred. In a transaction that is broken already,
+    nothing is checked, since other code reports that.
 
     Raises:
         django.db.IntegrityError: a constraint is violated.
@@ -178,13 +178,13 @@ class Consumers:
         finally:
             worker.close()
         rows = list(log.filter(id__gt=before))
-        if len(rows) - self._intended > len(self.failures) - known:  # it failed outside of the handler
+        if len(rows) - self._intended > len(self.failures) - known:  # a delivery failed outside of the handler
             row = rows[0]
             self.failures.append((f"Group {group.name!r} failed over message {row.message_id}: {row.error}", None))
         return worker.counts
 
     def _watch(self, consumer: Consumer) -> Consumer:
-        """Return the consumer with a handler that notes errors, and with retries at exact times."""
+        """Return the consumer with a handler that records errors, and with retries without jitter, so at known times."""
         return replace(consumer, handler=partial(self._call, consumer), retry=replace(consumer.retry, jitter=0.0))
 
     def _call(self, consumer: Consumer, message: Any, context: Context) -> object:

@@ -23,10 +23,10 @@ def miscounted(
 
 
 def unexpected(kind: Kind | None, fields: Mapping[str, object], matching: Sequence[Published]) -> str:
-    """Explain that something was published where nothing should have been."""
+    """Explain that something was published although nothing should have been."""
     head = f"{len(matching)} messages were published" if len(matching) > 1 else "A message was published"
-    what = f", of {_name(kind, fields)}" if kind is not None else ""
-    return "\n".join([f"{head}{what}:", *(f"  {line}" for line in _short(matching))])
+    of_kind = f", of {_name(kind, fields)}" if kind is not None else ""
+    return "\n".join([f"{head}{of_kind}:", *(f"  {line}" for line in _short(matching))])
 
 
 def _instead(kind: Kind | None, fields: Mapping[str, object], others: Sequence[Published]) -> list[str]:
@@ -60,9 +60,9 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _short(found: Sequence[Published]) -> list[str]:
-    lines = [_cut(str(message)) for message in found[:SHOWN]]
-    return [*lines, f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else lines
+def _short(messages: Sequence[Published]) -> list[str]:
+    lines = [_cut(str(message)) for message in messages[:SHOWN]]
+    return [*lines, f"and {len(messages) - SHOWN} more"] if len(messages) > SHOWN else lines
 
 
 def _cut(text: str) -> str:

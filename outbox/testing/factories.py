@@ -38,12 +38,12 @@ def _now() -> datetime:
 
 
 def _now_if(*states: State) -> Any:
-    """Return a declaration: the current time if the batch is in one of these states, else NULL."""
+    """Return a declaration of a field: the current time if the batch is in one of these states, otherwise NULL."""
     return factory.LazyAttribute(lambda batch: _now() if batch.state in states else None)
 
 
 def _of_message(name: str, otherwise: Any) -> Any:
-    """Return a declaration: the value that publishing `of` writes into that column, or another one without `of`."""
+    """Return a declaration of a field: the value that publishing `of` writes into that column, or `otherwise` without `of`."""
     return factory.LazyAttribute(lambda row: getattr(compose(row.of), name) if row.of is not None else otherwise)
 
 
@@ -60,8 +60,8 @@ class IdentityFactory(factory.django.DjangoModelFactory):
     @classmethod
     def _create(cls, model_class: Any, *args: Any, **fields: Any) -> Any:
         columns = [model_class._meta.get_field(name).column for name in fields]
-        places = ", ".join(["%s"] * len(columns))
-        insert = f"INSERT INTO {model_class._meta.db_table} ({', '.join(columns)}) VALUES ({places}) RETURNING *"  # noqa: S608
+        values = ", ".join(["%s"] * len(columns))
+        insert = f"INSERT INTO {model_class._meta.db_table} ({', '.join(columns)}) VALUES ({values}) RETURNING *"  # noqa: S608
         return model_class.objects.using(cls._database()).raw(insert, list(fields.values()))[0]
 
 
@@ -89,7 +89,7 @@ class TopicFactory(IdentityFactory):
 
 class MessageRowFactory(factory.django.DjangoModelFactory):
     """
-    A message row without a ticket, so that it is not sent. `of`: its message, written as by `publish()`.
+    A message row without a ticket, so it is not sent. `of` is its message; the columns are then the same as after `publish()`.
     """
 
     class Meta:
@@ -142,10 +142,10 @@ class DelayedFactory(factory.django.DjangoModelFactory):
 
 class BatchFactory(IdentityFactory):
     """
-    A batch of `size` messages with their rows; by default CLAIMED, with a lease that is not over.
+    A batch of `size` messages with their rows; by default CLAIMED, with a lease that has not expired.
 
     There is a trait for each other state: `BatchFactory(prepared=True)`; also released, sent, dead, discarded. Without `owner`,
-    any relay may claim it again at once. For a lease that counts, set `owner` to a lane whose lock is held.
+    any relay may claim the batch again at once, despite its lease. A lease counts only if `owner` is a lane whose lock is held.
     """
 
     class Meta:
@@ -179,7 +179,7 @@ class BatchFactory(IdentityFactory):
 
 
 class DeadMessageFactory(factory.django.DjangoModelFactory):
-    """The copy of a dead message, with its dead batch."""
+    """The copy of a dead message in `outbox_dead`, with its dead batch."""
 
     class Meta:
         model = models.DeadMessage
@@ -210,10 +210,10 @@ class InboxFactory(factory.django.DjangoModelFactory):
 
 class DeferredFactory(factory.django.DjangoModelFactory):
     """
-    A message that a group knows and has not ended, due now; `of`: its message, written as by `publish()`.
+    A message that a group has deferred, due now. `of` is the message; the columns are then the same as after `publish()`.
 
-    There is a trait for each other state: `DeferredFactory(dead=True)`; also waiting, asleep, held. Rows of a key have its
-    `order_key`.
+    There is a trait for each other state: `DeferredFactory(dead=True)`; also waiting, asleep, held. Set the same `order_key` for
+    rows of one key.
     """
 
     class Meta:
@@ -247,7 +247,7 @@ class DeferredFactory(factory.django.DjangoModelFactory):
 
 
 class FailedDeliveryFactory(factory.django.DjangoModelFactory):
-    """A failed delivery in the log; with `dead_letter=True` the last one."""
+    """A failed delivery in the log; with `dead_letter=True`, the one that made the message a dead letter."""
 
     class Meta:
         model = models.FailedDelivery

@@ -55,14 +55,14 @@ class Outbox:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        forget_lines()  # a line of the log that another test has caused is written again
+        forget_lines()  # repeated log lines are left out; so write a line even if an earlier test has caused it
         self._stack.enter_context(memory_brokers(self._clock))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    # --- what was published ---
+    # --- published messages ---
 
     def published(self, kind: Kind | None = None, /, **fields: object) -> list[Published]:
         """
@@ -258,7 +258,7 @@ class OutboxTestMixin(Base):
 
 
 def _as_sent(draft: Draft, claims: Mapping[str, str] = {}) -> Outgoing:
-    """Return the outgoing message of a draft that no relay sends, with a source of its own and without a number."""
+    """Return a draft as the message that a relay would send, but without a number, and with a source that no database has."""
     headers = json.loads(draft.headers) | claims | {Header.ID: str(draft.id), Header.SOURCE: f"urn:outbox:test:{uuid4()}"}
     if Header.TYPE in headers:
         headers[Header.SPEC_VERSION] = SPEC_VERSION

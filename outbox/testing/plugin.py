@@ -82,8 +82,8 @@ def _serve(config: pytest.Config) -> str:
 
 
 def _hosts_of_settings() -> dict[str, str | None]:
-    """Return the HOST of each PostgreSQL database in settings; None where environment variables decide."""
-    django = sys.modules.get("django.conf")  # not imported here: there may be no settings yet
+    """Return the HOST of each PostgreSQL database in settings; None if environment variables name the server."""
+    django = sys.modules.get("django.conf")  # not imported here, since there may be no settings yet
     if django is None or not django.settings.configured:
         return {}
     return {

@@ -42,7 +42,7 @@ __all__ = ["Postgres", "PostgresError"]
 SOCKET_PATH_MAX_BYTES = 103
 PORT = 5432  # only a part of the socket's name, .s.PGSQL.5432
 
-OURS = {"data", "data.new", "log", "programs"}
+OWN_FILES = {"data", "data.new", "log", "programs"}
 
 START_SECONDS = 60
 STOP_SECONDS = 15
@@ -67,7 +67,7 @@ class Postgres:
     def __init__(self, home: Path | str | None = None, *, durable: bool = False, max_connections: int = 200) -> None:
         self.durable = durable
         self.max_connections = max_connections
-        self.programs: Path | None = None  # known when it was started, as is the version
+        self.programs: Path | None = None  # known after the start, like the version
         self.version = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._given_home = Path(home).absolute() if home is not None else None
@@ -109,17 +109,17 @@ class Postgres:
         except BaseException:
             self.stop()
             raise
-        # Where the kernel does not do it, stop the server at least when this process exits normally.
+        # If the kernel does not stop the server with its parent, stop it at least when this process exits normally.
         atexit.register(self._stop_at_exit, os.getpid())
 
     def _start(self) -> None:
         owner = owner_of_server()
         self.home = self._given_home or self._make_temporary(owner)
-        _take(self.home, owner)
+        _make_private(self.home, owner)
         longest = SOCKET_PATH_MAX_BYTES - len(f"/.s.PGSQL.{PORT}")
         self._socket_folder = self.home
         if len(os.fsencode(self.home)) > longest:
-            self._socket_folder = self._make_temporary(owner, within="/tmp")  # noqa: S108  (TMPDIR may be as deep)
+            self._socket_folder = self._make_temporary(owner, within="/tmp")  # noqa: S108  (TMPDIR may have a long path, too)
         self.programs = find_programs(owner, self.home)
         self.version = subprocess.run(
             [self.programs / "postgres", "--version"], check=True, capture_output=True, text=True
@@ -133,7 +133,7 @@ class Postgres:
     def _make_temporary(self, owner: pwd.struct_passwd | None, within: str | None = None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="outbox-pg-", dir=within)).absolute()
         self._temporary.append(folder)
-        _take(folder, owner)
+        _make_private(folder, owner)
         return folder
 
     def _make_data(self, initdb: Path, data: Path, owner: pwd.struct_passwd | None) -> None:
@@ -199,11 +199,11 @@ class Postgres:
             self.stop()
 
 
-def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
+def _make_private(home: Path, owner: pwd.struct_passwd | None) -> None:
     """Make a folder accessible to the server's user only, because its socket gives superuser access without a password."""
     try:
         home.mkdir(parents=True, exist_ok=True)
-        foreign = [path for path in home.iterdir() if path.name not in OURS and not path.name.startswith(".s.PGSQL.")]
+        foreign = [path for path in home.iterdir() if path.name not in OWN_FILES and not path.name.startswith(".s.PGSQL.")]
         if foreign:
             raise PostgresError(f"{home} has other files, such as {foreign[0].name}. Choose an empty or a new folder.")
         home.chmod(0o700)
@@ -213,7 +213,7 @@ def _take(home: Path, owner: pwd.struct_passwd | None) -> None:
         raise PostgresError(f"{home} cannot be the server's folder: {error.strerror}. Choose another one.") from error
     if subprocess.run(["test", "-w", home], cwd="/", **as_user(owner)).returncode:
         who = f"user {owner.pw_name} (PostgreSQL refuses to run as root)" if owner else "this user"
-        raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder in one that all users may enter, or none.")
+        raise PostgresError(f"{home} cannot be reached by {who}. Choose a folder inside one that all users may enter, or none.")
 
 
 @cache
@@ -229,8 +229,8 @@ def _is_ready(pid_file: Path, pid: int) -> bool:
     """
     Return whether the server of that process id accepts connections, by its pid file.
 
-    Line 1 is the process id, since a killed server leaves its file behind; line 8 is the state. A standby that accepts
-    connections is "ready", too; one that does not (hot_standby=off) is "standby".
+    Line 1 is the process id, which has to match, since a killed server leaves its file; line 8 is the state. A standby that
+    accepts connections is "ready", too; one that does not (hot_standby=off) is "standby".
     """
     try:
         lines = pid_file.read_text().splitlines()

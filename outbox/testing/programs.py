@@ -78,7 +78,7 @@ def _packaged_programs(owner: pwd.struct_passwd | None, home: Path) -> Path | No
         return None
     if _is_runnable(programs / "initdb", owner):
         return programs
-    # The package is in a folder that only root may enter. Its libraries are copied, too, since programs find them beside it.
+    # The package is in a folder that only root may enter, so copy it, with the libraries that the programs look for beside it.
     copy = home / "programs"
     if not copy.exists():
         shutil.copytree(package / "pginstall", copy / package.name / "pginstall", symlinks=True)
@@ -109,5 +109,5 @@ def owner_of_server() -> pwd.struct_passwd | None:
 
 
 def as_user(owner: pwd.struct_passwd | None) -> dict[str, Any]:
-    """Return the arguments with which `subprocess` runs a program as a user; None: the current user."""
+    """Return the arguments with which `subprocess` runs a program as a user; for None, the current user."""
     return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}

@@ -49,7 +49,7 @@ def memory_brokers(clock: Clock) -> Iterator[None]:
 
 def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock) -> conf.Settings:
     """
-    Return the settings with memory brokers in place of all brokers, without wakeups, and with topics sent in as many phases.
+    Return the settings with a memory broker for each broker, without wakeups, and with each topic's number of phases unchanged.
 
     Args:
         names: alias -> the NAME of its memory broker.
@@ -78,7 +78,7 @@ def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
 
 
 def _type_of(topic: conf.TopicSettings, kind: type[Broker]) -> TopicType:
-    """Return the type of a topic with its own broker: one-phase where that broker has no half messages."""
+    """Return the type that a topic has with its own broker: one-phase if that broker has no half messages."""
     if not HalfMessages.has(kind) and topic.type in (None, TopicType.TRANSACTION):
         return TopicType.NORMAL
     return topic.type or TopicType.TRANSACTION

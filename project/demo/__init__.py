@@ -1,6 +1,6 @@
 """
-The demo: a day of real orders through the shop while relays and consumers are killed, and a report from the database.
+The demo: the shop gets a day of real orders while relays and consumers are killed, and a report is read from the database.
 
-`processes.py` starts and restarts, `kills.py` says who dies where, `feed.py` sends the orders, `scenario.py` is the course of
-it, `report.py` counts what came of it and `screen.py` shows it.
+`processes.py` starts and restarts processes, `kills.py` plans which process is killed at which point, `feed.py` sends the orders,
+`scenario.py` puts these together, `report.py` counts the results, and `screen.py` shows them.
 """

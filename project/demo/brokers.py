@@ -1,4 +1,4 @@
-"""The brokers that the demo can use: their settings, and what waits in them."""
+"""The brokers that the demo can use: their settings, and the number of messages that wait in them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from project.demo.kills import ROUNDS, Round
 from project.demo.outage import BrokerKill
 from project.demo.report import LEDGERS, Connection, Kills, number
 
-# Unsent messages of a shop's part of the outbox.
+# The number of messages that wait to be claimed, or are delayed.
 UNSENT = "(SELECT count(*) FROM outbox_ticket) + (SELECT count(*) FROM outbox_delayed)"
 
-# The number of unfinished messages on a broker outside the database, by the outbox's tables: unsent, unhandled, and those that
-# are delivered again, and dropped by the inbox, since a number of consumers were killed before the ack.
+# The number of unfinished messages with a broker outside the database, from the outbox's tables: unsent and unhandled ones, and
+# the redeliveries that are still expected (and dropped by the inbox), one for each consumer that was killed before its ack.
 UNHANDLED = f"""
 {UNSENT}
     + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1))
@@ -34,7 +34,7 @@ WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND r.consumer_group
 AND NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = r.consumer_group AND i.message_id = u.id)
 """  # noqa: S608
 
-# Messages that wait in the outbox, and in the embedded broker: halves, those not read by a group, and those not acknowledged.
+# The number of messages that wait in the outbox, and in the embedded broker: half messages, unread and unacknowledged messages.
 WAITING = f"""
 {LEDGERS}
 SELECT {UNSENT}
@@ -47,14 +47,14 @@ SELECT {UNSENT}
     + (SELECT count(*) FROM outbox_embedded_delivery)
 """  # noqa: S608
 
-# A committed half message has left the halves for its queue.
+# A committed half message is no longer in the table of halves, but in that of messages.
 SHOW = """
 CREATE OR REPLACE TEMP VIEW demo_visible AS SELECT message_id, key FROM outbox_embedded_message;
 CREATE OR REPLACE TEMP VIEW demo_half AS SELECT id FROM outbox_embedded_half
     UNION ALL SELECT half_id FROM outbox_embedded_message WHERE half_id IS NOT NULL
 """
 
-# What a broker outside the database has.
+# The same relations for a broker outside the database.
 TABLES = """
 DROP TABLE IF EXISTS demo_visible, demo_half;
 CREATE TEMP TABLE demo_visible (message_id text, key text);
@@ -63,26 +63,31 @@ CREATE TEMP TABLE demo_half (id text)
 
 
 class DemoBroker(abc.ABC):
-    """One broker, for one demo."""
+    """The broker of a demo."""
 
-    doors: ClassVar[tuple[str, ...]]  # who asks about half messages; none: it has no half messages
+    doors: ClassVar[tuple[str, ...]]  # the ways of its check-backs, as in `asked_by`; empty if it has no half messages
     rounds: ClassVar[tuple[Round, ...]] = ROUNDS
-    publishes_once: ClassVar[bool] = False  # a second copy of a message breaks the promise
-    opening: str = ""  # shown to the user while it starts
-    settle_seconds: ClassVar[float] = 40  # to wait until all work is done
-    commands: ClassVar[dict[str, str]] = {}  # processes that it needs beside the others: name -> management command
+    publishes_once: ClassVar[bool] = False  # whether a second copy of a message breaks the promise
+    opening: str = ""  # the text for the user while it starts
+    settle_seconds: ClassVar[float] = 40  # the timeout until all work is done
+    commands: ClassVar[dict[str, str]] = {}  # additional processes that it needs: name -> management command
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:
-        """Start the broker. Raises DemoError if that fails."""
+        """
+        Run the broker for the time of the block.
+
+        Raises:
+            DemoError: it did not start.
+        """
         yield
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that the settings of all processes read."""
+        """Return environment variables for the settings of all processes."""
         return {}
 
     def plan_kill(self, connection: Connection) -> BrokerKill | None:
-        """Return what kills the broker itself; None where it is not killed."""
+        """Return the planned kill of the broker itself; None if it is not killed."""
         return None
 
     @abc.abstractmethod
@@ -91,7 +96,7 @@ class DemoBroker(abc.ABC):
 
     @abc.abstractmethod
     def show(self, connection: Connection) -> None:
-        """Create the temporary tables that the report reads."""
+        """Create the temporary tables or views that the report reads: `demo_visible` and `demo_half`."""
 
 
 class Embedded(DemoBroker):
@@ -107,7 +112,7 @@ class Embedded(DemoBroker):
 
 
 def count_unhandled(connection: Connection, kills: Kills) -> int:
-    """Return what is unfinished on a one-phase broker outside the database, as far as the outbox's tables tell."""
+    """Return the number of unfinished messages that the outbox's tables show, for a one-phase broker outside the database."""
     return number(connection, f"{LEDGERS} SELECT {UNHANDLED}" % kills.unacked)
 
 

@@ -17,14 +17,13 @@ from project.demo.processes import DemoError
 @contextmanager
 def own_database() -> Iterator[str]:
     """
-    Return the URL of an empty database, deleted on leaving.
+    Yield the URL of an empty database, which is deleted after the block.
 
-    It lies on the server that DATABASE_URL names, beside the database named there, which is not touched; else on a server
-    that is started for it.
+    It is created on the server of DATABASE_URL, whose own database is not touched; without DATABASE_URL, a server is started.
     """
     try:
         if given := os.environ.get("DATABASE_URL"):
-            with _beside(given) as url:
+            with _new_database(given) as url:
                 yield url
         else:
             with Postgres() as server:
@@ -34,13 +33,13 @@ def own_database() -> Iterator[str]:
 
 
 @contextmanager
-def _beside(given: str) -> Iterator[str]:
+def _new_database(given: str) -> Iterator[str]:
     name = f"outbox_demo_{os.getpid()}"
     try:
         with psycopg.connect(given, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     except psycopg.Error as error:
-        raise DemoError(f"No database can be made on the server of DATABASE_URL: {error}".rstrip()) from error
+        raise DemoError(f"No database could be created on the server of DATABASE_URL: {error}".rstrip()) from error
     try:
         yield urlsplit(given)._replace(path=f"/{name}").geturl()
     finally:

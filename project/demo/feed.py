@@ -12,9 +12,9 @@ from typing import Any
 from project.demo.processes import DemoError
 from project.shop.orders_file import Invoice
 
-DECLINED_SHARE = 0.1  # of the orders: their payment is declined, after they published
+DECLINED_SHARE = 0.1  # the share of orders whose payment is declined, after their message was published
 ANSWER_SECONDS = 30
-EXPECTED = {201, 402, 422}  # accepted, payment declined, no line is good
+EXPECTED = {201, 402, 422}  # accepted, payment declined, no line accepted
 
 
 class Feed:
@@ -22,8 +22,8 @@ class Feed:
     The orders of a day, one after the other.
 
     Args:
-        url: where the shop is: `http://127.0.0.1:8000`.
-        seed: chooses whose payment is declined.
+        url: the shop's URL, such as `http://127.0.0.1:8000`.
+        seed: chooses the orders whose payment is declined.
     """
 
     def __init__(self, url: str, invoices: Sequence[Invoice], seed: int) -> None:
@@ -39,7 +39,12 @@ class Feed:
         return self.sent == len(self.invoices)
 
     def send_next(self) -> None:
-        """Send the next invoice. Raises DemoError if the shop answers with an unexpected status."""
+        """
+        Send the next invoice.
+
+        Raises:
+            DemoError: the shop did not answer, or with an unexpected status.
+        """
         invoice = self.invoices[self.sent]
         self.sent += 1
         if invoice.is_cancellation:
@@ -49,9 +54,9 @@ class Feed:
         payment = "declined" if invoice.number in self.declined else "card"
         self._post("orders", {**submission(invoice), "payment": payment})
 
-    def _post(self, what: str, content: dict[str, Any]) -> None:
+    def _post(self, path: str, content: dict[str, Any]) -> None:
         request = urllib.request.Request(  # noqa: S310  (always http)
-            f"{self.url}/shop/{what}/", json.dumps(content).encode(), {"Content-Type": "application/json"}
+            f"{self.url}/shop/{path}/", json.dumps(content).encode(), {"Content-Type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
@@ -59,9 +64,9 @@ class Feed:
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read()
         except OSError as error:
-            raise DemoError(f"The shop did not answer to {what} {content['invoice']}: {error}.") from error
+            raise DemoError(f"The shop did not answer to {path} {content['invoice']}: {error}.") from error
         if status not in EXPECTED:
-            raise DemoError(f"The shop answered {status} to {what} {content['invoice']}: {text[:300].decode(errors='replace')}")
+            raise DemoError(f"The shop answered {status} to {path} {content['invoice']}: {text[:300].decode(errors='replace')}")
 
 
 def submission(invoice: Invoice) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The demo on a Kafka of its own."""
+"""The demo on Kafka, with a node that is started for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CREATE_SECONDS = 30
 
 
 class Kafka(DemoBroker):
-    """Kafka, one node, which is killed once and started again on its data."""
+    """One Kafka node, which is killed once, and started again with its data."""
 
     doors = ()
     publishes_once = True
@@ -43,7 +43,12 @@ class Kafka(DemoBroker):
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:
-        """Start it, and create the shop's topics. Raises DemoError."""
+        """
+        Run the node for the time of the block, with the shop's topics.
+
+        Raises:
+            DemoError: the node did not start, or did not create the topics.
+        """
         try:
             with Server(folder / "kafka") as self._server:
                 self._create_topics()
@@ -55,24 +60,24 @@ class Kafka(DemoBroker):
         return {"DEMO_KAFKA": json.dumps(self._options)}
 
     def plan_kill(self, connection: Connection) -> BrokerKill:
-        """Return the kill of the node. Confirmed records are in the files of the machine, which lives on."""
+        """Return the kill of the node. It is always safe: the machine keeps running, so confirmed records stay in its files."""
         return BrokerKill(self._node, lambda: True, partial(count_held, connection))
 
     def count_open(self, connection: Connection, kills: Kills) -> int:
         return count_unhandled(connection, kills) or self._count_backlog()
 
     def show(self, connection: Connection) -> None:
-        """Read each copy of a message as a reader of committed records."""
+        """Read each copy of a message, like a consumer with isolation.level=read_committed."""
         options = KafkaOptions(servers=self._options["SERVERS"])
         copies = []
         try:
             for topic in conf.topics_of("default"):
-                for place in [TopicPartition(topic.name, number) for number in range(PARTITIONS)]:
-                    end = read_end(options, "demo", place)
-                    for record in read_records(options, "demo", place, 0, end):
+                for partition in [TopicPartition(topic.name, number) for number in range(PARTITIONS)]:
+                    end = read_end(options, "demo", partition)
+                    for record in read_records(options, "demo", partition, 0, end):
                         copies.append(to_delivery(record, group="", receipt="", delivery_count=1))
         except (KafkaException, TimeoutError) as error:
-            raise DemoError(f"Kafka cannot be asked: {error}.") from error
+            raise DemoError(f"The messages at Kafka could not be read: {error}.") from error
         write_copies(connection, [(copy.message_id, copy.key) for copy in copies])
 
     @property
@@ -94,6 +99,6 @@ class Kafka(DemoBroker):
             raise DemoError(f"Kafka did not create the shop's topics: {error}.") from error
 
     def _count_backlog(self) -> int:
-        """Return how many messages wait for the groups: copies, when all messages were handled."""
+        """Return the number of messages that wait for groups. When all messages were handled, these are copies."""
         with closing(KafkaBroker("default", self._options, conf.topics_of("default"))) as broker:
             return sum(waiting for group in groups() for waiting in broker.backlog(group).waiting.values())

@@ -1,4 +1,8 @@
-"""Which process is killed where. A file permits one kill; the process renames it with its id when it dies."""
+"""
+Plan which process is killed at which failpoint.
+
+A file permits one kill. The process that reaches its failpoint appends its process id to the file's name, and kills itself.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from outbox.failpoints import VARIABLE
 HALF_SENT = "relay.after_half"  # half messages stored, nothing decided: check-backs answer ROLLBACK
 DECIDED = "relay.after_decide"  # decided, not committed: check-backs answer COMMIT
 CLAIMED = "relay.after_claim"  # nothing sent
-CONFIRMED = "relay.after_send"  # one phase: the broker has the messages, the database does not know: they are sent again
-COMMITTED = "relay.after_transaction"  # one phase, in a transaction of the broker's: its marker says so to the next relay
-WRITTEN = "consumer.after_handler"  # inside the handler's transaction: it is rolled back
-UNACKED = "consumer.after_commit"  # the handler's writes are in, the broker does not know: it delivers again
+CONFIRMED = "relay.after_send"  # one phase: the broker has the messages, but the database does not know, so they are sent again
+COMMITTED = "relay.after_transaction"  # one phase, in a transaction of the broker, whose marker tells the next relay
+WRITTEN = "consumer.after_handler"  # inside the handler's transaction, which is rolled back
+UNACKED = "consumer.after_commit"  # the handler's writes are committed, but the broker does not know, so it delivers again
 
-LONG_RUNNING, CELERY = "relay", "celery"  # the two hosts of relays, as their processes are called
+LONG_RUNNING, CELERY = "relay", "celery"  # the names of the two processes with relays
 RELAY_PLACES = (HALF_SENT, DECIDED, CLAIMED, CONFIRMED, COMMITTED)
 PLACES = {LONG_RUNNING: RELAY_PLACES, CELERY: RELAY_PLACES}
 CONSUMER_PLACES = (WRITTEN, UNACKED)
@@ -37,7 +41,7 @@ IN_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A planned kill: which process, at which failpoint."""
+    """A planned kill of a process at a failpoint."""
 
     process: str
     place: str
@@ -53,10 +57,10 @@ class Kill:
 @dataclass(frozen=True, slots=True)
 class Round:
     """
-    Kills of one round: the long-running relay, then Celery's while the first is dead; consumers at the same time.
+    The kills of one round: the long-running relay, then Celery's relay while the first is dead; consumers at the same time.
 
     Args:
-        kills_broker: before the relays, the broker is killed, while the consumers are dead and it has messages for them.
+        kills_broker: whether the broker is killed before the relays, while the consumers are dead and it has messages for them.
     """
 
     long_running: Kill
@@ -65,7 +69,7 @@ class Round:
     kills_broker: bool = False
 
 
-# The decided ones come first: what is left of them is ended in the relays' sweep, a while later.
+# The kills after a decision come first, since the half messages that remain are committed by a later sweep of the relays.
 ROUNDS = (
     Round(Kill(LONG_RUNNING, DECIDED), Kill(CELERY, DECIDED), (Kill("cart", UNACKED), Kill("points", UNACKED))),
     Round(Kill(LONG_RUNNING, DECIDED), Kill(CELERY, DECIDED), (Kill("shipment", UNACKED), Kill("letters", WRITTEN))),
@@ -76,10 +80,10 @@ ROUNDS = (
 
 def one_phase_rounds(sent: str) -> tuple[Round, ...]:
     """
-    Return the rounds for a broker without half messages, which is killed itself.
+    Return the rounds for a broker without half messages, in one of which the broker is killed, too.
 
     Args:
-        sent: where the broker has the messages and the database does not know.
+        sent: the failpoint at which the broker has the messages and the database does not know.
     """
     return (
         Round(Kill(LONG_RUNNING, sent), Kill(CELERY, sent), (Kill("cart", UNACKED), Kill("letters", WRITTEN))),
@@ -95,13 +99,13 @@ def one_phase_rounds(sent: str) -> tuple[Round, ...]:
 
 
 class Permits:
-    """The permissions to kill, files in a folder."""
+    """The permissions for kills, which are files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def environment(self, process: str) -> dict[str, str]:
-        """Return the environment variable that kills a process at its failpoints as soon as that is permitted."""
+        """Return the environment variable with which a process kills itself at its failpoints, once that is permitted."""
         places = PLACES.get(process, CONSUMER_PLACES)
         return {VARIABLE: ",".join(f"{place}=kill:{self.path(Kill(process, place))}" for place in places)}
 
@@ -109,7 +113,7 @@ class Permits:
         self.path(kill).touch()
 
     def revoke(self, kill: Kill) -> bool:
-        """Withdraw a permission. False: it was already used."""
+        """Withdraw a permission; return False if it was already used."""
         try:
             self.path(kill).unlink()
         except FileNotFoundError:
@@ -120,7 +124,7 @@ class Permits:
         return not self.path(kill).exists()
 
     def done(self) -> Iterator[tuple[Kill, int]]:
-        """Return each kill that happened, with the id of the process."""
+        """Yield each kill that happened, with the id of the process."""
         for trace in sorted(self.folder.glob("*.*.*")):
             process, _, rest = trace.name.partition(".")
             place, _, pid = rest.rpartition(".")

@@ -1,4 +1,4 @@
-"""Injected losses: rows are deleted at each stage, and the findings that the audit must report are recorded."""
+"""Inject losses: delete rows at each stage, and return the findings that the audit has to report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Messages that passed all stages, each with its place; the oldest first.
+# Messages that passed all stages, each with its lane and number; the oldest first.
 WHOLE = """
 SELECT u.id, t.name, b.lane, b.first_seq + u.position - 1, m.about, b.id
 FROM outbox_batch b CROSS JOIN unnest(b.message_ids) WITH ORDINALITY u(id, position)
@@ -17,19 +17,19 @@ JOIN outbox_topic t ON t.id = b.topic_id JOIN outbox_message m ON m.id = u.id
 WHERE b.state = 3 AND u.position::smallint <> ALL (b.split) AND t.name = %s ORDER BY u.id
 """
 
-# An order without a message.
-ORDER_UNSAID = """
+# An order for which no message is published.
+ORDER_WITHOUT_MESSAGE = """
 INSERT INTO shop_order (invoice, country, invoiced_at, total) VALUES ('lost-on-purpose', 'United Kingdom', now(), 1) RETURNING id
 """
 
-# A message row that no relay would send.
-MESSAGE_STRANDED = """
+# A message row without a ticket, so no relay sends it.
+MESSAGE_WITHOUT_TICKET = """
 INSERT INTO outbox_message (id, topic_id, key, body)
 SELECT %s::uuid, id, 'lost-on-purpose', '' FROM outbox_topic WHERE name = 'orders'
 """
 
-# Assigned numbers that are at no stage: a batch that is deleted with all its messages.
-NUMBERS_GONE = """
+# Assigned numbers that are at no stage, as after the deletion of a batch with all its messages.
+NUMBERS_WITHOUT_BATCH = """
 UPDATE outbox_lane l SET last_seq = last_seq + 3 FROM outbox_topic t WHERE t.id = l.topic_id AND t.name = 'orders'
 AND l.lane = %s RETURNING last_seq
 """
@@ -44,18 +44,18 @@ class Expected:
     topic: str
     group: str = ""
     numbers: tuple[int, int, int] | None = None  # lane, first, last
-    names: tuple[str, ...] = ()  # ids or business rows, where there are no numbers
+    names: tuple[str, ...] = ()  # message ids or business rows, if there are no numbers
 
     def __str__(self) -> str:
-        where = f"{self.stage} of {self.group}" if self.group else self.stage
-        what = (
+        stage = f"{self.stage} of {self.group}" if self.group else self.stage
+        messages = (
             f"lane {self.numbers[0]}, numbers {self.numbers[1]} to {self.numbers[2]}" if self.numbers else ", ".join(self.names)
         )
-        return f"{self.kind} at {where}: {self.topic} {what}"
+        return f"{self.kind} at {stage}: {self.topic} {messages}"
 
 
 def inject(connection: Connection) -> list[Expected]:
-    """Delete rows at each stage. Return the expected findings."""
+    """Delete rows at each stage; return the expected findings."""
     orders, shipments = (connection.execute(WHOLE, [topic]).fetchall() for topic in ("orders", "shipments"))
     return [
         *_at_business(connection, shipments[0]),
@@ -66,7 +66,7 @@ def inject(connection: Connection) -> list[Expected]:
 
 
 def _at_business(connection: Connection, shipped: tuple[Any, ...]) -> list[Expected]:
-    ((order,),) = connection.execute(ORDER_UNSAID).fetchall()
+    ((order,),) = connection.execute(ORDER_WITHOUT_MESSAGE).fetchall()
     about = shipped[4]
     connection.execute("DELETE FROM shop_shipment WHERE id = %s", [int(about.split(":")[1])])
     return [
@@ -81,9 +81,9 @@ def _at_outbox(connection: Connection, orders: list[tuple[Any, ...]]) -> list[Ex
     connection.execute("DELETE FROM outbox_batch WHERE id = %s", [batch_gone[5]])
     of_batch = [order for order in orders if order[5] == batch_gone[5]]
     stranded = _stranded_id(row_gone[0])
-    connection.execute(MESSAGE_STRANDED, [stranded])
+    connection.execute(MESSAGE_WITHOUT_TICKET, [stranded])
     lane = row_gone[2]
-    ((last,),) = connection.execute(NUMBERS_GONE, [lane]).fetchall()
+    ((last,),) = connection.execute(NUMBERS_WITHOUT_BATCH, [lane]).fetchall()
     numbers = sorted(order[3] for order in of_batch)
     without_place = tuple(sorted([stranded, *(str(order[0]) for order in of_batch)]))
     return [
@@ -96,7 +96,7 @@ def _at_outbox(connection: Connection, orders: list[tuple[Any, ...]]) -> list[Ex
 
 
 def _stranded_id(like: Any) -> str:
-    """Return a new id with the same time as another."""
+    """Return a new id with the same time as another id."""
     return f"{str(like)[:24]}{'0' * 12}"
 
 
@@ -107,11 +107,11 @@ def _at_broker(connection: Connection, message: tuple[Any, ...]) -> list[Expecte
 
 
 def _at_inbox(connection: Connection, messages: list[tuple[Any, ...]]) -> list[Expected]:
-    found = []
+    expected = []
     for group, (message_id, topic, lane, number, *_) in zip(("points", "cart"), messages, strict=True):
         connection.execute("DELETE FROM outbox_inbox WHERE consumer_group = %s AND message_id = %s", [group, message_id])
-        found.append(Expected("lost", "inbox", topic, group, (lane, number, number)))
-    return found
+        expected.append(Expected("lost", "inbox", topic, group, (lane, number, number)))
+    return expected
 
 
 def as_expected(finding: dict[str, Any]) -> Expected:
@@ -125,7 +125,7 @@ def as_expected(finding: dict[str, Any]) -> Expected:
 
 def together(expected: list[Expected]) -> list[Expected]:
     """Merge expectations that the audit reports as one finding: business rows of one kind without a message."""
-    rows = [one for one in expected if one.names and one.names[0].startswith("shop.") and one.kind == "lost"]
-    others = [one for one in expected if one not in rows]
-    names = tuple(sorted(name for one in rows for name in one.names))
+    rows = [finding for finding in expected if finding.names and finding.names[0].startswith("shop.") and finding.kind == "lost"]
+    others = [finding for finding in expected if finding not in rows]
+    names = tuple(sorted(name for finding in rows for name in finding.names))
     return sorted([*others, Expected("lost", "outbox", "orders", names=names)], key=str)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-LEAST_HELD = 10  # messages in the queues of dead consumers
-DOWN_SECONDS = 3  # until it is started again
+MIN_HELD = 10  # messages in the queues of dead consumers before the broker is killed
+DOWN_SECONDS = 3  # the time after which the broker is started again
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
     """
-    What the broker had when it was killed, and what happened until it was back.
+    The outage of the broker.
 
     Args:
-        held: messages in the queues of dead consumers, all of them confirmed.
-        seconds: until it answered again.
-        invoices: sent to the shop meanwhile.
+        held: number of confirmed messages in the queues of dead consumers when the broker was killed.
+        seconds: time from the kill until the broker answered again.
+        invoices: number of invoices that were sent to the shop during the outage.
     """
 
     held: int
@@ -28,7 +28,7 @@ class Outage:
 
 
 class Server(Protocol):
-    """What the demo kills."""
+    """A server that the demo kills."""
 
     def kill(self) -> None: ...
 
@@ -37,10 +37,10 @@ class Server(Protocol):
 
 class BrokerKill:
     """
-    Kills the broker, and starts it again on its data.
+    Kills the broker, and starts it again with its data.
 
     Args:
-        is_safe: returns whether the queues are on the disk, so that they outlast a crash.
+        is_safe: returns whether the queues are on disk, so that they survive a crash.
         count_held: counts the messages that the broker has confirmed and some groups have not handled.
     """
 
@@ -54,17 +54,17 @@ class BrokerKill:
 
     def is_due(self, groups: Sequence[str]) -> bool:
         """Return whether the broker has enough messages for these groups."""
-        return self._count_held(groups) >= LEAST_HELD and self._is_safe()
+        return self._count_held(groups) >= MIN_HELD and self._is_safe()
 
     def kill(self, groups: Sequence[str]) -> str:
-        """Kill it. Return what is to be shown."""
+        """Kill the broker; return a line of progress."""
         self._held = self._count_held(groups)
         self._killed_at = time.monotonic()
         self._server.kill()
         return f"killed the broker, with {self._held} messages in the queues of the dead consumers {' and '.join(groups)}"
 
     def start_again(self, invoices: int) -> str:
-        """Start it. Return what is to be shown."""
+        """Start the broker again; return a line of progress."""
         self._server.start()
         self.outage = Outage(self._held, round(time.monotonic() - self._killed_at, 1), invoices)
         return f"the broker is back after {self.outage.seconds} s; the shop took {invoices} invoices meanwhile"

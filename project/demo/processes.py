@@ -1,4 +1,4 @@
-"""Start the demo's processes, restart them when they were killed, and stop them in any case."""
+"""Start the demo's processes, restart those that were killed, and stop all of them at the end, even after an error."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class DemoError(Exception):
 
 class Process:
     """
-    One process in a session of its own, so that Ctrl-C reaches the demo alone, which then stops it.
+    One process, in a separate session, so that Ctrl-C reaches only the demo, which then stops the process.
 
     Args:
-        log: the file its output goes to.
-        inherits: file descriptors that it gets from us.
+        log: the file for its output.
+        inherits: file descriptors that it inherits from the demo.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Process:
         self.environment = environment
         self.log = log
         self.inherits = inherits
-        self.is_held = False  # held: not started again for now
+        self.is_held = False  # whether `Processes.tend` leaves it dead after a kill
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -79,13 +79,13 @@ class Process:
             self._popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             has_ended = False
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group that has ended
-            os.killpg(self._popen.pid, signal.SIGKILL)  # what is left of its session: children it did not wait for
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the second one for a group that has ended
+            os.killpg(self._popen.pid, signal.SIGKILL)  # for children for which the process did not wait
         self._popen.wait()
         return has_ended
 
-    def last_words(self) -> str:
-        """Return the end of its log."""
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
@@ -94,9 +94,9 @@ class Processes:
     The demo's processes, as a context manager.
 
     Args:
-        folder: where their logs go.
-        environment: what all of them get, beside the environment of the demo itself.
-        check: is called now and then, and raises when the demo is to end.
+        folder: the folder for their logs.
+        environment: environment variables of all of them, in addition to those of the demo.
+        check: called frequently; it raises an exception to end the demo.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], check: Callable[[], None] = lambda: None) -> None:
@@ -126,24 +126,34 @@ class Processes:
         return process
 
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Run a process until it ends. Raises DemoError if it fails."""
+        """
+        Run a process until it ends.
+
+        Raises:
+            DemoError: it failed.
+        """
         process = self.start(name, command, environment)
         while process.exit_code is None:
             self.check()
             time.sleep(0.02)
         del self._processes[name]
         if process.exit_code:
-            raise DemoError(f"{name} ended with exit code {process.exit_code}:\n{process.last_words()}")
+            raise DemoError(f"{name} ended with exit code {process.exit_code}:\n{process.log_tail()}")
 
     def tend(self) -> None:
-        """Restart killed processes. Raises DemoError if a process ended in another way."""
+        """
+        Restart killed processes, except held ones.
+
+        Raises:
+            DemoError: a process ended, but not with SIGKILL.
+        """
         self.check()
         for process in self._processes.values():
             code = process.exit_code
             if code is None:
                 continue
             if code != -signal.SIGKILL:
-                raise DemoError(f"{process.name} ended with exit code {code}:\n{process.last_words()}")
+                raise DemoError(f"{process.name} ended with exit code {code}:\n{process.log_tail()}")
             if not process.is_held:
                 process.start()
 
@@ -155,24 +165,24 @@ class Processes:
         self._processes[name].is_held = True
 
     def release(self, name: str) -> None:
-        """Restart a held process if it is dead, now and from now on."""
+        """End a hold: restart the process if it is dead, now and after later kills."""
         self._processes[name].is_held = False
         self.tend()
 
     def stop(self) -> list[str]:
-        """Stop all processes: send SIGTERM, wait, then kill those that are left. Return the names of those."""
+        """Stop all processes with SIGTERM; kill those that do not end in time, and return their names."""
         for process in self._processes.values():
             process.ask_to_stop()
         deadline = time.monotonic() + STOP_SECONDS
-        deaf = [process.name for process in self._processes.values() if not process.stop(deadline)]
+        killed = [process.name for process in self._processes.values() if not process.stop(deadline)]
         self._processes.clear()
-        return deaf
+        return killed
 
 
 @cache
 def _follow_parent() -> list[str]:
-    """Return a command prefix that makes Linux end a process when its parent is killed, if the program is installed."""
-    prefix = ["setpriv", "--pdeathsig", "TERM"]  # BusyBox has a setpriv without it
+    """Return a command prefix with which Linux ends a process when its parent is killed; empty if setpriv cannot do that."""
+    prefix = ["setpriv", "--pdeathsig", "TERM"]  # BusyBox' setpriv does not have this option
     if shutil.which(prefix[0]) and not subprocess.run([*prefix, "true"], capture_output=True).returncode:
         return prefix
     return []

@@ -1,4 +1,4 @@
-"""The demo on a RabbitMQ of its own, which carries Celery's tasks, too."""
+"""The demo on RabbitMQ, with a node that is started for it and also has Celery's queues."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from project.demo.report import Connection, Kills
 from project.servers.program import ServerError
 from project.servers.rabbitmq import RabbitMQ as Server
 
-# Bound to all topics: what a relay sent and RabbitMQ confirmed is in it, as often as it was sent. Nobody reads it before the
-# report.
+# A queue that is bound to all topics. It gets each message as often as relays sent it and RabbitMQ confirmed it, and is read only
+# for the report.
 WITNESS = "demo.witness"
 
 
 class RabbitMQ(DemoBroker):
-    """RabbitMQ, one node, which is killed once and started again on its data."""
+    """One RabbitMQ node, which is killed once, and started again with its data."""
 
     doors = ()
     rounds = one_phase_rounds(CONFIRMED)
@@ -38,14 +38,19 @@ class RabbitMQ(DemoBroker):
 
     def __init__(self) -> None:
         self._server: Server | None = None
-        self._readers = {  # topic -> its groups
+        self._readers = {  # topic -> the groups that read it
             topic.name: [name for name, group in groups().items() if topic.name in group.topics]
             for topic in conf.topics_of("default")
         }
 
     @contextmanager
     def run(self, folder: Path) -> Iterator[None]:
-        """Start it, and declare the witness before there is a message. Raises DemoError."""
+        """
+        Run the node for the time of the block, with the witness queue, which is declared before the first message.
+
+        Raises:
+            DemoError: the node did not start or answer.
+        """
         try:
             with Server(folder / "rabbitmq") as self._server:
                 self._declare_witness()
@@ -58,7 +63,7 @@ class RabbitMQ(DemoBroker):
         return {"DEMO_RABBITMQ": json.dumps(options), "CELERY_BROKER_URL": self._node.url}
 
     def plan_kill(self, connection: Connection) -> BrokerKill:
-        """Return what kills the node once its queues are on the disk, so that they outlast it."""
+        """Return the kill of the node, which waits until the node's queues are on disk, so that they survive it."""
 
         def are_safe() -> bool:
             return all(map(self._node.knows_after_crash, [WITNESS, *self._queues()]))
@@ -69,7 +74,7 @@ class RabbitMQ(DemoBroker):
         return count_unhandled(connection, kills) or self._count_ready()
 
     def show(self, connection: Connection) -> None:
-        """Take each copy of a message from the witness."""
+        """Take each copy of a message from the witness queue."""
         copies = []
         with self._channel() as channel:
             while (message := channel.basic_get(WITNESS, no_ack=True)) is not None:
@@ -83,12 +88,17 @@ class RabbitMQ(DemoBroker):
 
     @contextmanager
     def _channel(self) -> Iterator[amqp.Channel]:
-        """Yield a channel of a bare client. Raises DemoError where the server does not answer it."""
+        """
+        Yield a channel of a new connection.
+
+        Raises:
+            DemoError: the server does not answer.
+        """
         try:
             with amqp.Connection(self._node.address) as client:
                 yield client.channel()
         except LOST as error:
-            raise DemoError(f"RabbitMQ cannot be asked: {describe(error)}.") from error
+            raise DemoError(f"RabbitMQ did not answer: {describe(error)}.") from error
 
     def _declare_witness(self) -> None:
         with self._channel() as channel:
@@ -101,7 +111,7 @@ class RabbitMQ(DemoBroker):
         return [queue_name(topic, group) for topic, names in self._readers.items() for group in names]
 
     def _count_ready(self) -> int:
-        """Return how many messages wait in the groups' queues: copies, when all messages were handled."""
+        """Return the number of messages in the groups' queues. When all messages were handled, these are copies."""
         with self._channel() as channel:
             answers = [channel.queue_declare(queue, passive=True) for queue in self._queues()]
         return sum(answer[1] for answer in answers if answer is not None)

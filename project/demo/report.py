@@ -1,8 +1,8 @@
 """
-What came of the demo, counted from the database: business rows, messages, batches, check-backs, inbox and effects.
+The results of the demo, counted from the database: business rows, messages, batches, check-backs, inbox and effects.
 
-Only the kills come from elsewhere: no database knows who was killed. What the broker holds is in two temporary relations,
-which `brokers.py` makes: demo_visible (message_id, key), a row for each copy that consumers could see, and demo_half (id).
+Only the number of kills is not in the database. The broker's messages are in two temporary relations that `brokers.py` creates:
+demo_visible (message_id, key), with a row for each copy that consumers could see, and demo_half (id).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WITH owed (consumer_group, invoice) AS (
 )
 """
 
-# Invoices of which something is missing: an effect, the message itself, or a group that has not handled it.
+# Invoices with a missing effect, without their message, or whose message a group has not handled.
 LOST = f"""
 {LEDGERS}
 SELECT count(*) FROM (
@@ -53,7 +53,7 @@ SELECT count(*) FROM (
 ) lost
 """  # noqa: S608
 
-# What was visible to a consumer, handled or applied, and belongs to no committed message or business row.
+# Messages that a consumer could see or has handled, and effects, that belong to no committed message or business row.
 GHOSTS = f"""
 {LEDGERS}
 SELECT count(*) FROM (
@@ -85,14 +85,14 @@ SELECT (SELECT count(*) FROM shop_order) AS orders,
     (SELECT count(*) FROM outbox_duplicate) AS duplicates_dropped
 """
 
-# Only what was asked by these doors, and answered.
+# The answered check-backs that came in these ways.
 CHECK_BACKS = """
 SELECT count(*) FILTER (WHERE answer = 'COMMIT'), count(*) FILTER (WHERE answer = 'ROLLBACK'),
     count(*) FILTER (WHERE answer = 'UNKNOWN')
 FROM outbox_check_back WHERE asked_by = ANY(%s)
 """
 
-# From the publish, at the end of the order's transaction, to the handler's.
+# The time from the publish, at the end of the order's transaction, to the end of the handler's transaction.
 LATENCY = """
 SELECT count(*), percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM i.handled_at - m.created_at) * 1000)
 FROM outbox_inbox i JOIN outbox_message m ON m.id = i.message_id
@@ -102,12 +102,12 @@ FROM outbox_inbox i JOIN outbox_message m ON m.id = i.message_id
 @dataclass(frozen=True, slots=True)
 class Kills:
     """
-    How many processes were killed.
+    The numbers of killed processes.
 
     Args:
-        undecided: relays between their half messages and the decision.
-        unmarked: relays between the broker's confirms and the mark in the database.
-        unacked: consumers between the handler's commit and the ack.
+        undecided: relays killed after they sent half messages and before the decision.
+        unmarked: relays killed after the broker's confirms and before they marked the messages as sent.
+        unacked: consumers killed after the handler's commit and before the ack.
     """
 
     long_running: int = 0
@@ -140,8 +140,8 @@ class Report:
     The counts of the report: guarantees, and injected faults.
 
     Args:
-        two_phase: the broker has half messages, and asks about them.
-        outage: of the broker that was killed itself; None: it was not.
+        two_phase: whether the broker has half messages and sends check-backs.
+        outage: the outage of the broker; None if the broker was not killed.
     """
 
     orders: int
@@ -171,7 +171,7 @@ class Report:
         return self.lost == self.ghosts == self.applied_twice == copies == 0
 
     def missing(self) -> list[str]:
-        """Return the faults that the demo wants to show and that did not happen."""
+        """Return lines about the faults that the demo has to show and that did not happen often enough."""
         kills = self.kills
         wanted = [
             ("rolled back orders", self.rolled_back, 3),
@@ -181,7 +181,7 @@ class Report:
             ("kills of consumers before the ack", kills.unacked, 5),
             *(self._wanted_of_two_phases() if self.two_phase else self._wanted_of_one_phase()),
         ]
-        return [f"{what}: {found} instead of {least} or more" for what, found, least in wanted if found < least]
+        return [f"{fault}: {found} instead of {minimum} or more" for fault, found, minimum in wanted if found < minimum]
 
     def _wanted_of_two_phases(self) -> list[tuple[str, int, int]]:
         asked = self.check_backs
@@ -196,7 +196,7 @@ class Report:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for `--json`; `kills` in total, and by process."""
+        """Return the report for `--json`, with the kills in total and by process."""
         return {**asdict(self), "kills": self.kills.total, "kills_by": asdict(self.kills)}
 
 
@@ -207,11 +207,11 @@ def read(
     Count everything.
 
     Args:
-        doors: who asks about half messages, as `asked_by` names them; none where there are no half messages.
+        doors: the ways of check-backs, as in `asked_by`; empty if the broker has no half messages.
     """
-    found = connection.execute(COUNTS)
-    assert found.description is not None
-    counts = dict(zip([column.name for column in found.description], found.fetchone() or (), strict=True))
+    cursor = connection.execute(COUNTS)
+    assert cursor.description is not None
+    counts = dict(zip([column.name for column in cursor.description], cursor.fetchone() or (), strict=True))
     handled, latency = connection.execute(LATENCY).fetchone() or (0, None)
     p50, p99 = latency or (0.0, 0.0)
     answers = connection.execute(CHECK_BACKS, [list(doors)]).fetchone() or ()

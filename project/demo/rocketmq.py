@@ -1,4 +1,4 @@
-"""The demo on a real RocketMQ: a node of its own, or one that runs already."""
+"""The demo on a real RocketMQ: a node that is started for it, or a running one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from project.demo.brokers import UNHANDLED, DemoBroker, write_copies
 from project.demo.processes import DemoError
 from project.demo.report import LEDGERS, Connection, Kills, number
 
-if TYPE_CHECKING:  # they need RocketMQ's client, which other demos do not
+if TYPE_CHECKING:  # importing it needs RocketMQ's client, which is not installed for other demos
     from outbox.brokers.rocketmq.remoting.frames import StoredMessage
 
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
 
-# A node of our own is asked and answers sooner than one that serves others: it asks about a half message after 6 s, then
-# each second, and gives a message of a killed consumer back after 3 s.
+# A node that is started for the demo has shorter times than others: it sends the first check-back about a half message after 6 s,
+# then one each second, and redelivers a message of a killed consumer after 3 s.
 CHECKS = {"transactionTimeOut": 6000, "transactionCheckInterval": 1000, "transactionCheckMax": 15, "reviveInterval": 100}
 PROXY = {"minInvisibleTimeMillsForRecv": 100, "grpcClientConsumerMinLongPollingTimeoutMillis": 100}
 OWN_SECONDS = {"check_horizon": 30, "invisible": 3}
 OTHER_SECONDS = {"check_horizon": 600, "invisible": 10}
 
-# A batch that waits for nothing but its check-back is not counted: its messages are, until they are handled. The last part is
-# for relays that were killed before they decided, as the server asks about their half messages when all else may be over.
+# A batch that only waits for its check-back is not counted, since its messages are counted until they are handled. The last part
+# is for relays that were killed before they decided: the server may ask about their half messages when all other work is done.
 WAITING = f"""
 {LEDGERS}
 SELECT {UNHANDLED}
@@ -41,7 +41,7 @@ SELECT {UNHANDLED}
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A RocketMQ that runs, with one broker: at its own port topics and groups are made, and messages are counted."""
+    """A running RocketMQ with one broker, at whose remoting port topics and groups are created, and messages are read."""
 
     endpoints: str
     name_server: str
@@ -50,10 +50,10 @@ class Node:
 
 class RocketMQ(DemoBroker):
     """
-    RocketMQ 5. It asks relays, and a checker beside them.
+    RocketMQ 5. It sends check-backs to the relays and to a separate checker.
 
     Args:
-        node: one that runs already and has nothing in the shop's topics; None: one is started.
+        node: a running node without messages in the shop's topics; None to start one.
     """
 
     doors = ("broker",)
@@ -85,7 +85,7 @@ class RocketMQ(DemoBroker):
         return number(connection, WAITING % (kills.unacked, min(kills.undecided, 1)))
 
     def show(self, connection: Connection) -> None:
-        """Read the server's own log: each copy of a message, and each half message, however often it is stored."""
+        """Read the server's log: each copy of a message, and the id of each half message once, even if it is stored twice."""
         from outbox.brokers.rocketmq.codec import stored_delivery
 
         assert self._node is not None
@@ -118,7 +118,12 @@ def _own_node(data: Path) -> Iterator[Node]:
 
 
 def _prepare(node: Node) -> None:
-    """Create topics and groups. Raises DemoError if a topic already has other messages."""
+    """
+    Create topics and groups.
+
+    Raises:
+        DemoError: a topic has messages already, or the node cannot be used.
+    """
     from outbox.brokers.rocketmq.remoting.frames import RemotingError
     from project.servers.rocketmq_admin import make_group, make_topic
 
@@ -128,12 +133,12 @@ def _prepare(node: Node) -> None:
             make_topic(broker, topic.name, topic.type, topic.queues)
             if _read(node, topic.name, topic.queues):
                 raise DemoError(
-                    f"Topic {topic.name!r} at {node.name_server} has messages already. Give the demo a fresh node, or none."
+                    f"Topic {topic.name!r} at {node.name_server} has messages already. Use a new node, or leave --rocketmq out."
                 )
         for group in groups():
             make_group(broker, group)
     except (OSError, RemotingError) as error:
-        raise DemoError(f"The RocketMQ that name server {node.name_server} knows cannot be used: {error}.") from error
+        raise DemoError(f"The RocketMQ of name server {node.name_server} cannot be used: {error}.") from error
 
 
 def _read(node: Node, topic: str, queues: int) -> list[StoredMessage]:

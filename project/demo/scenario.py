@@ -1,4 +1,4 @@
-"""A day of orders that are sent while processes are killed, until all work is done; and the day of the demo."""
+"""Send a day of orders while processes are killed, and wait until all work is done: a base class, and the demo's scenario."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from project.demo.outage import DOWN_SECONDS, BrokerKill
 from project.demo.processes import Processes
 from project.demo.screen import Screen
 
-PACE_SECONDS = 0.08  # between two orders, while a kill is planned
-SLOW_PACE_SECONDS = 0.5  # when a round has used up its share of the orders
-SAY_EVERY = 250  # invoices
-KILL_SECONDS = 60  # time-out of a planned kill
+PACE_SECONDS = 0.08  # the interval of orders while a kill is planned
+SLOW_PACE_SECONDS = 0.5  # the interval after a round has used up its share of the orders
+REPORT_EVERY = 250  # invoices
+KILL_SECONDS = 60  # the timeout of a planned kill
 
 
 class BaseScenario:
@@ -22,8 +22,8 @@ class BaseScenario:
     Sends orders, grants kills, and waits until all work is done.
 
     Args:
-        count_open: counts what is still under way.
-        settle_seconds: to wait until nothing is.
+        count_open: returns the number of unfinished messages and deliveries.
+        settle_seconds: the timeout until there are none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BaseScenario:
         while self.feed.sent < sent:
             self.processes.tend()
             self._send()
-            if self.feed.sent % SAY_EVERY == 0:
+            if self.feed.sent % REPORT_EVERY == 0:
                 self.screen.say(f"{self.feed.sent} invoices sent")
 
     def _feed_until_dead(self, kills: Iterable[Kill], until_sent: int) -> None:
@@ -70,7 +70,7 @@ class BaseScenario:
             time.sleep(PACE_SECONDS if self.feed.sent < until_sent else SLOW_PACE_SECONDS)
 
     def _settle(self) -> bool:
-        """Wait until all work is done, and return whether it is. The report counts the rest as lost."""
+        """Wait until all work is done, and return whether it is. The report counts unfinished messages as lost."""
         deadline = time.monotonic() + self.settle_seconds
         while (is_open := bool(self.count_open())) and time.monotonic() < deadline:
             self.processes.tend()
@@ -96,7 +96,7 @@ class Scenario(BaseScenario):
         Send all orders, with kills in between, and wait until all work is done.
 
         Args:
-            broker_kill: kills the broker in the rounds that say so.
+            broker_kill: kills the broker in the rounds with `kills_broker`.
         """
         rounds = list(rounds)
         share = len(self.feed.invoices) // (len(rounds) + 1)  # the last part of the day is quiet
@@ -112,7 +112,7 @@ class Scenario(BaseScenario):
             self.permits.grant(kill)
         if broker_kill and round_.kills_broker:
             self._kill_broker(broker_kill, round_.consumers, until_sent)
-        self.processes.hold(LONG_RUNNING)  # so that Celery's relay has the work while it is dead
+        self.processes.hold(LONG_RUNNING)  # keep it dead after its kill, so that Celery's relay does the work
         self.permits.grant(round_.long_running)
         self._feed_until_dead([round_.long_running], until_sent)
         self.permits.grant(round_.celery)

@@ -10,7 +10,7 @@ from project.demo.report import Report
 
 
 class Screen:
-    """Writes to a stream, each line of progress with the seconds since the start."""
+    """Writes to a stream. Each line of progress begins with the seconds since the start."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -48,8 +48,8 @@ def table(report: Report) -> str:
         ("ghosts", report.ghosts, "seen by a consumer, and never committed"),
         ("applied twice", report.applied_twice, "effects that a message had more than once"),
     ]
-    wide = max(len(name) for name, _, _ in rows)
-    return "\n".join(f"  {name:<{wide}}  {number:>6}  {note}".rstrip() for name, number, note in rows)
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {number:>6}  {note}".rstrip() for name, number, note in rows)
 
 
 def _half_messages_note(report: Report) -> str:
@@ -59,7 +59,7 @@ def _half_messages_note(report: Report) -> str:
 
 
 def _faults_of_phases(report: Report) -> Iterator[tuple[str, int, str]]:
-    """Yield the rows that differ with the phases in which the broker takes messages."""
+    """Yield the rows that depend on whether the broker takes messages in one or two phases."""
     if report.two_phase:
         asked = report.check_backs
         yield "check-backs", sum(asked.values()), ", ".join(f"{count} {answer.upper()}" for answer, count in asked.items())
@@ -68,6 +68,6 @@ def _faults_of_phases(report: Report) -> Iterator[tuple[str, int, str]]:
     if outage := report.outage:
         note = f"with {outage.held} messages in queues of dead consumers; back on its data after {outage.seconds:.1f} s"
         yield "broker killed", 1, note
-    resent = "sent again: the confirm was lost, or its relay died with it"
-    why = "a relay that takes over asks what was committed" if report.publishes_once else resent
-    yield "duplicate copies", report.duplicate_copies, why
+    resent = "sent again, since the confirm was lost, or its relay was killed before it recorded it"
+    reason = "a relay that takes over asks the broker what was committed" if report.publishes_once else resent
+    yield "duplicate copies", report.duplicate_copies, reason

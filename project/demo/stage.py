@@ -1,4 +1,4 @@
-"""Sets the stage: database, web server, Celery, relay and consumers as processes, and the scenario."""
+"""Set up the demo: the database; web server, Celery, relay and consumers as processes; and the scenario."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from project.shop.orders_file import Invoice
 GROUPS = ("cart", "points", "shipment", "letters")
 MANAGE = [sys.executable, "manage.py"]
 START_SECONDS = 120
-PORTS = 50  # looked through for a free one
+PORTS = 50  # ports that are tried
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """
-    What a person may choose.
+    The options of a demo.
 
     Args:
-        port: the web server's, or the next that is free.
-        celery_broker: a URL, such as that of Redis or RabbitMQ; empty: files.
-        seed: chooses whose payment is declined.
+        port: the web server's port, or the next free one.
+        celery_broker: the URL of Redis or RabbitMQ; "" for files.
+        seed: chooses the orders whose payment is declined.
     """
 
     invoices: Sequence[Invoice]
@@ -57,10 +57,10 @@ class Options:
 
 class Stage:
     """
-    All that runs. Made by `open_stage`.
+    The running demo, which `open_stage` creates.
 
     Args:
-        listener: listens at the web server's address, from before it starts: nobody else can take it meanwhile.
+        listener: a socket that listens at the web server's address before the web server starts, so that the port stays reserved.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Stage:
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.permits = Permits(folder)
         self.processes = Processes(folder, self._environment(), interrupt.check)
-        self.outage: Outage | None = None  # of the broker, when it was killed
+        self.outage: Outage | None = None  # of the broker, after it was killed
 
     def start(self) -> None:
-        """Migrate, start all processes, wait until the shop answers."""
+        """Migrate, start all processes, and wait until the shop answers."""
         self.processes.run("migrate", [*MANAGE, "migrate", "--verbosity", "0"])
         self.screen.say("the database is ready")
-        # DEBUG: it hands out the admin's stylesheets, too.
+        # With DEBUG, it also serves the admin's stylesheets.
         self.processes.start("web", self._web_server(), {"DEBUG": "1"}, inherits=[self.listener.fileno()])
         self.processes.start(CELERY, self._celery(), self.permits.environment(CELERY))
         self.processes.start(LONG_RUNNING, [*MANAGE, "outbox_relay"], self.permits.environment(LONG_RUNNING))
@@ -93,7 +93,7 @@ class Stage:
         self.screen.say(f"web server, Celery with beat, relay and {len(GROUPS)} consumers run")
 
     def play(self) -> None:
-        """Send the orders, kill, wait until all is done."""
+        """Send the orders with kills in between, and wait until all work is done."""
         feed = Feed(self.address, self.options.invoices, self.options.seed)
         broker = self.options.broker
         with psycopg.connect(self.database_url, autocommit=True) as connection:
@@ -107,9 +107,9 @@ class Stage:
             self.outage = kill.outage if kill else None
 
     def stop(self) -> None:
-        """Stop all processes but the database."""
+        """Stop all processes except the database."""
         for name in self.processes.stop():
-            self.screen.say(f"{name} did not stop when asked, and was killed")
+            self.screen.say(f"{name} did not stop in time, and was killed")
         self.screen.say("all processes have ended")
 
     def read_report(self) -> report.Report:
@@ -120,7 +120,7 @@ class Stage:
             return report.read(connection, kills, broker.doors, self.outage, publishes_once=broker.publishes_once)
 
     def add_admin(self, name: str) -> str:
-        """Make a superuser; return its password."""
+        """Create a superuser; return its password."""
         password = secrets.token_urlsafe(9)
         command = [*MANAGE, "createsuperuser", "--noinput", "--username", name, "--email", "admin@shop.example"]
         self.processes.run("createsuperuser", command, {"DJANGO_SUPERUSER_PASSWORD": password})
@@ -139,7 +139,7 @@ class Stage:
             "DEBUG": "0",
             "SECRET_KEY": secrets.token_urlsafe(32),
             "SHOP_VAR_DIR": str(self.folder),
-            "TMPDIR": str(self.folder),  # what a killed process leaves there goes with the folder
+            "TMPDIR": str(self.folder),  # so the files of a killed process are deleted with the folder
             "DEMO_CHECK_BACK_URL": f"{self.address}/outbox/check-back/",
             "DEMO_SECRET": f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}",
             "PYTHONUNBUFFERED": "1",
@@ -161,7 +161,7 @@ class Stage:
 
 @contextmanager
 def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterator[Stage]:
-    """Start all there is, and take it down whatever happens. The logs stay only where something went wrong."""
+    """Run the demo for the time of the block. After an error, its folder with the logs is kept."""
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -180,7 +180,12 @@ def open_stage(options: Options, screen: Screen, interrupt: Interrupt) -> Iterat
 
 
 def listen(first: int) -> socket.socket:
-    """Listen at the first free port from there on. Raises DemoError where there is none nearby."""
+    """
+    Listen at the first free port from `first` on.
+
+    Raises:
+        DemoError: none of the next `PORTS` ports is free.
+    """
     for port in range(first, first + PORTS):
         try:
             return socket.create_server(("127.0.0.1", port))
@@ -190,7 +195,12 @@ def listen(first: int) -> socket.socket:
 
 
 def wait_for_shop(address: str, processes: Processes) -> None:
-    """Wait until the shop answers at an address. Raises DemoError."""
+    """
+    Wait until the shop answers at an address.
+
+    Raises:
+        DemoError: it did not answer in time, or a process ended.
+    """
     deadline = time.monotonic() + START_SECONDS
     while not _answers(address):
         processes.tend()
@@ -204,7 +214,7 @@ def _answers(address: str) -> bool:
     try:
         urllib.request.urlopen(f"{address}/shop/orders/", timeout=5)  # noqa: S310
     except urllib.error.HTTPError:
-        return True  # it only takes POST
+        return True  # the shop answers: the view accepts only POST
     except OSError:
         return False
     return True

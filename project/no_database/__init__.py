@@ -1,1 +1,1 @@
-"""PostgreSQL's database backend for when DATABASE_URL is not set: everything works but a connection."""
+"""The database backend if DATABASE_URL is not set: PostgreSQL's, but a connection raises an error that says what to set."""

@@ -1,4 +1,4 @@
-"""Where Django looks for the backend."""
+"""The backend's classes; Django requires them in a module of this name."""
 
 from typing import Any, NoReturn
 
@@ -7,7 +7,7 @@ from django.db.backends.postgresql import base
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Return what to do instead of connecting."""
+    """Raises an error with the next steps instead of connecting."""
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> NoReturn:
         raise ImproperlyConfigured(

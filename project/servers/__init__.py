@@ -1,1 +1,1 @@
-"""Servers of other people, downloaded and started for tests, benchmarks and the demo."""
+"""Third-party servers, downloaded and started for tests, benchmarks and the demo."""

@@ -1,4 +1,4 @@
-"""Fetches the jars of a server that runs on Java, once. They are named by the pom beside the server's module."""
+"""Download the jars of a server that runs on Java, once. The pom.xml beside the server's module lists them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ INSTALL = "On Debian and Ubuntu: apt-get install default-jre-headless maven"
 
 
 def java(server: str) -> str:
-    """Return the path of java. Raises ServerError where there is none, which names the server that needs it."""
+    """
+    Return the path of java.
+
+    Raises:
+        ServerError: there is none; the text names the server that needs it.
+    """
     return _program("java", server)
 
 
@@ -23,19 +28,19 @@ def are_programs_here() -> bool:
 
 
 def fetch_jars(pom: Path, folder: Path) -> Path:
-    """Copy the jars of a pom into a folder by Maven and return it; at once where it was done with the same pom before."""
+    """Copy the jars of a pom into a folder with Maven, unless it has them already, and return the folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of several who start nodes one fetches, and the others wait for it
-        done = folder / "pom.xml"
-        if not done.exists() or done.read_text() != pom.read_text():
+        fcntl.flock(lock, fcntl.LOCK_EX)  # if several processes start nodes, one fetches, and the others wait
+        fetched_pom = folder / "pom.xml"
+        if not fetched_pom.exists() or fetched_pom.read_text() != pom.read_text():
             _fetch(pom, folder)
-            shutil.copy(pom, done)
+            shutil.copy(pom, fetched_pom)
     return folder
 
 
 def _fetch(pom: Path, folder: Path) -> None:
-    maven = _program("mvn", f"What {pom.name} names")
+    maven = _program("mvn", f"Fetching the jars of {pom.name}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={folder.resolve()}"]

@@ -1,5 +1,5 @@
 """
-A real Kafka on ports of its own, as long as the one who started it lives.
+A real Kafka on free ports. It ends with the process that started it.
 
     python -m project.servers.kafka              # prints its address
     python -m project.servers.kafka --nodes 3    # a cluster; prints the address of each node
@@ -23,7 +23,7 @@ from project.servers.program import HOST, Program, ProgramCluster, ServerError, 
 POM = Path(__file__).with_name("kafka_pom.xml")
 FOLDER = Path("var/kafka")
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-# A JVM that compiles less is up in half the time, and tests give it little to do.
+# A JVM that compiles less starts in half the time, and tests give it little work.
 JAVA_FLAGS = ["-Xms256m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 SETTINGS = {
@@ -35,9 +35,9 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
-    "log.cleaner.dedupe.buffer.size": "33554432",  # not half of the heap, or a node with many topics may not start again
+    "log.cleaner.dedupe.buffer.size": "33554432",  # with the default, half of this heap, a node with many topics may not restart
     "broker.heartbeat.interval.ms": "500",
-    "initial.broker.registration.timeout.ms": "120000",  # of a busy machine; a node that is not in its cluster by then ends
+    "initial.broker.registration.timeout.ms": "120000",  # a node that has not joined its cluster by then ends; machines are busy
 }
 
 LOG_PROPERTIES = """
@@ -52,14 +52,14 @@ rootLogger.appenderRef.out.ref=out
 
 class Kafka(Program):
     """
-    One node, a cluster of its own or a member of one; leave the block to stop it.
+    One node, alone or a member of a cluster, as a context manager.
 
     Args:
-        home: its folder; a node that is started there again has the topics and messages of the last one.
-        jars: the folder of the server's jars, which are fetched where they are missing.
-        settings: of server.properties, beside ours.
-        number: its number in the cluster, from 1.
-        voters: the numbers and controllers' addresses of all nodes of the cluster. Empty: it is alone.
+        home: the node's folder; a node that is started there again keeps its topics and messages.
+        jars: the folder of the server's jars, which are downloaded if they are missing.
+        settings: additional lines of server.properties.
+        number: the node's number in the cluster, from 1.
+        voters: number -> the controller's address, of all nodes of the cluster; empty if the node is alone.
     """
 
     command = "java"
@@ -84,12 +84,12 @@ class Kafka(Program):
 
     @classmethod
     def is_here(cls) -> bool:
-        """Return whether there are Java and Maven."""
+        """Return whether Java and Maven are installed."""
         return are_programs_here()
 
     @property
     def address(self) -> str:
-        """Where clients find it: host:port."""
+        """The address for clients: host:port."""
         return f"{HOST}:{self.port}"
 
     def _make_home(self) -> Path:
@@ -143,7 +143,7 @@ class Kafka(Program):
         return [*JAVA_FLAGS, "-cp", f"{self._jars}/*", logging, "kafka.Kafka", home / "server.properties"]
 
     def _answers(self) -> bool:
-        """Ask which versions it speaks; a node that is not in its cluster yet refuses connections."""
+        """Ask for the API versions of the node, which refuses connections until it has joined its cluster."""
         request = b"\x00\x12\x00\x00\x00\x00\x00\x01\x00\x06outbox"
         with suppress(OSError), socket.create_connection((HOST, self.port), timeout=2) as connection:
             connection.sendall(len(request).to_bytes(4, "big") + request)
@@ -153,11 +153,11 @@ class Kafka(Program):
 
 class Cluster(ProgramCluster[Kafka]):
     """
-    Nodes of one cluster, all on this machine; leave the block to stop them.
+    The nodes of a cluster, all on this machine, as a context manager.
 
     Args:
-        home: the folder of their folders.
-        count: how many nodes.
+        home: the parent folder of the nodes' folders.
+        count: number of nodes.
         jars, settings: as for Kafka.
     """
 
@@ -169,14 +169,14 @@ class Cluster(ProgramCluster[Kafka]):
 
     @property
     def addresses(self) -> list[str]:
-        """Where clients find its nodes."""
+        """The addresses of the nodes, for clients."""
         return [node.address for node in self.nodes]
 
 
 def main() -> None:
-    """Run one node, or a cluster, until it is interrupted, in a folder that goes with it."""
+    """Run one node or a cluster until it is interrupted, in a temporary folder."""
     parser = argparse.ArgumentParser(description="Run Kafka until Ctrl-C; print the address of each node.")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="of one cluster (default: 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes of the cluster (default: 1)")
     count = parser.parse_args().nodes
     with tempfile.TemporaryDirectory(prefix="kafka-") as folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

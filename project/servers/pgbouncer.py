@@ -1,7 +1,7 @@
 """
-A real PgBouncer, by default in transaction mode, on a port of its own, as long as the one who started it lives.
+A real PgBouncer, by default in transaction mode, on a free port. It ends with the process that started it.
 
-    python -m project.servers.pgbouncer         # before the server of DATABASE_URL; prints the URL that leads through it
+    python -m project.servers.pgbouncer         # a pooler for the server of DATABASE_URL; prints the URL through the pooler
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict
 from outbox.testing.programs import owner_of_server
 from project.servers.program import HOST, Program, ServerError
 
-# Every client of the port is the user of the URL, like every client of a throw-away PostgreSQL's socket.
+# Every client of the port gets the rights of the URL's user, like every client of a throw-away PostgreSQL's socket.
 CONFIG = """
 [databases]
 * = {target}
@@ -41,11 +41,11 @@ max_client_conn = 500
 
 class PgBouncer(Program):
     """
-    One pooler before one server, for all of its databases; leave the block to stop it.
+    A pooler for all databases of one server, as a context manager.
 
     Args:
-        server: the URL of one of the server's databases; its host, or its socket's folder, may be a part of the query.
-        pool_size: as many backends share the connections of a database.
+        server: the URL of one of the server's databases; its host, or its socket's folder, may be in the query.
+        pool_size: the number of backends that serve the connections of a database.
         mode: how long a connection keeps its backend: "transaction" or "session".
     """
 
@@ -65,7 +65,7 @@ class PgBouncer(Program):
 
     @property
     def url(self) -> str:
-        """The URL of the database that was named, through the pooler."""
+        """The URL of the database of the `server` argument, through the pooler."""
         return self.url_of(str(self._server["dbname"]))
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class PgBouncer(Program):
         return [config]
 
     def _as_owner(self, prefix: list[str]) -> list[str]:
-        owner = owner_of_server()  # it refuses to run as root, as PostgreSQL does
+        owner = owner_of_server()  # PgBouncer refuses to run as root, like PostgreSQL
         if owner is None:
             return prefix
         return [*(prefix or ["setpriv"]), f"--reuid={owner.pw_uid}", f"--regid={owner.pw_gid}", "--clear-groups"]
@@ -109,12 +109,12 @@ def _quoted(value: object) -> str:
 
 
 def main() -> int:
-    """Start a pooler before the server of DATABASE_URL, print the URL through it, and stay until Ctrl-C or SIGTERM."""
+    """Start a pooler for the server of DATABASE_URL, print the URL through it, and run until Ctrl-C or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m project.servers.pgbouncer", description=main.__doc__)
     parser.add_argument("--pool-size", type=int, default=4, metavar="N", help="backends of each database (default: 4)")
     options = parser.parse_args()
     if "DATABASE_URL" not in os.environ:
-        parser.error("DATABASE_URL names no server")
+        parser.error("DATABASE_URL is not set")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with PgBouncer(os.environ["DATABASE_URL"], pool_size=options.pool_size) as pooler:

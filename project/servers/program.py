@@ -1,5 +1,5 @@
 """
-Programs that are servers, each on a port of its own: start, wait for an answer, stop. They end with the process that starts them.
+Programs that are servers, each on a free port: start, wait for an answer, stop. They end with the process that started them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ServerError(Exception):
 
 
 def tie(last_signal: str) -> list[str]:
-    """Return the prefix of a command that gets a signal when its parent has ended, however it did."""
+    """Return a prefix for a command, with which the command gets a signal when its parent ends, even if that is killed."""
     return ["setpriv", "--pdeathsig", last_signal] if shutil.which("setpriv") else []
 
 
@@ -37,8 +37,8 @@ class Child:
 
     Args:
         log: the file for its output.
-        environment: None: that of this process.
-        folder: where it runs. None: where this process does.
+        environment: its environment variables; None for those of this process.
+        folder: its working directory; None for that of this process.
     """
 
     def __init__(
@@ -64,13 +64,18 @@ class Child:
             )
 
     def wait_for_answer(self, answers: Callable[[], bool], seconds: float) -> None:
-        """Wait until it answers. Raises ServerError."""
+        """
+        Wait until the program answers.
+
+        Raises:
+            ServerError: it has ended, or did not answer in time.
+        """
         deadline = time.monotonic() + seconds
         while not answers():
             code = self._process.poll()
             if code is not None or time.monotonic() > deadline:
-                what = f"ended with exit code {code}" if code is not None else f"does not answer after {seconds:g} s"
-                raise ServerError(f"{self._name} {what}. It said:\n{self._log.read_text(errors='replace')[-2000:]}")
+                problem = f"ended with exit code {code}" if code is not None else f"did not answer within {seconds:g} s"
+                raise ServerError(f"{self._name} {problem}. Its output:\n{self._log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.02)
 
     @property
@@ -88,40 +93,40 @@ class Child:
             os.killpg(self._process.pid, number)
 
     def freeze(self) -> None:
-        """Suspend it and its children, and return when each of their threads is: SIGSTOP takes effect a moment later."""
+        """Suspend the program and its children, and wait until all their threads have stopped, since SIGSTOP takes a moment."""
         self.send(signal.SIGSTOP)
         while self._states() - {"T", "Z"}:
             time.sleep(0.01)
 
     def _states(self) -> set[str]:
-        """Return the states of the threads of its process group, as Linux names them."""
+        """Return the states of the threads of its process group, by Linux' letters: T is stopped, Z is a zombie."""
         states = set()
         for stat in Path("/proc").glob("[0-9]*/task/*/stat"):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the thread has ended
                 state, _, group = stat.read_text().rpartition(") ")[2].split()[:3]
                 if group == str(self._process.pid):
                     states.add(state)
         return states
 
     def stop(self) -> None:
-        """End it, in an orderly way if it can."""
+        """Stop the program with SIGTERM; kill it if it does not end in time."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """End it as SIGKILL does."""
+        """Kill the program and its children with SIGKILL."""
         self.send(signal.SIGKILL)
         self._process.wait()
 
 
 class Program(abc.ABC):
-    """One server; leave the block to stop it."""
+    """One server, as a context manager."""
 
     command: ClassVar[str]
-    package: ClassVar[str]  # that has it, in Debian
-    last_signal: ClassVar[str] = "TERM"  # when its parent was killed
+    package: ClassVar[str]  # Debian's package with the command
+    last_signal: ClassVar[str] = "TERM"  # the signal that the server gets when its parent ends
     start_seconds: ClassVar[float] = 10
 
     def __init__(self) -> None:
@@ -130,12 +135,12 @@ class Program(abc.ABC):
 
     @classmethod
     def is_here(cls) -> bool:
-        """Return whether there is a program to start."""
+        """Return whether the program is installed."""
         return shutil.which(cls.command) is not None
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the server was started and has not ended."""
         return self._child is not None and self._child.is_running
 
     def __enter__(self) -> Self:
@@ -145,20 +150,35 @@ class Program(abc.ABC):
         self.stop()
 
     def start(self) -> Self:
-        """Start it and wait until it answers. Raises ServerError."""
+        """
+        Start the server and wait until it answers.
+
+        Raises:
+            ServerError: it is not installed, has ended, or does not answer.
+        """
         return self.begin().finish()
 
     def begin(self) -> Self:
-        """Start it, without waiting. Raises ServerError where it is not installed."""
+        """
+        Start the server, without waiting for an answer.
+
+        Raises:
+            ServerError: it is not installed.
+        """
         if not self.is_here():
-            raise ServerError(f"There is no {self.command} here. Install it: apt-get install {self.package}.")
+            raise ServerError(f"{self.command} is not installed. On Debian and Ubuntu: apt-get install {self.package}.")
         home = self._make_home()
         command = [*self._as_owner(tie(self.last_signal)), self.command, *self._arguments(home)]
         self._child = Child(self.command, command, home / "log", environment=self._environment(home))
         return self
 
     def finish(self) -> Self:
-        """Wait until a server that was begun answers. Raises ServerError."""
+        """
+        Wait until a server that was started with `begin` answers.
+
+        Raises:
+            ServerError: it has ended, or did not answer in time; then it is stopped.
+        """
         assert self._child is not None
         try:
             self._child.wait_for_answer(self._answers, self.start_seconds)
@@ -168,35 +188,35 @@ class Program(abc.ABC):
         return self
 
     def wait(self) -> None:
-        """Wait until it ends without being stopped here."""
+        """Wait until the server ends."""
         if self._child is not None:
             self._child.wait()
 
     def stop(self) -> None:
-        """End it, in an orderly way if it can."""
+        """Stop the server with SIGTERM; kill it if it does not end in time."""
         child, self._child = self._child, None
         if child is not None:
             child.stop()
 
     def kill(self) -> None:
-        """End it as SIGKILL does. `start` starts it again, with its files."""
+        """Kill the server with SIGKILL. `start` starts it again, on the same files."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
 
     def freeze(self) -> None:
-        """Suspend it until `thaw`; its connections stay open."""
+        """Suspend the server until `thaw`; its connections stay open."""
         if self._child is not None:
             self._child.freeze()
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Resume the server after `freeze`."""
         if self._child is not None:
             self._child.send(signal.SIGCONT)
 
     @abc.abstractmethod
     def _make_home(self) -> Path:
-        """Return the folder where it works and where its log goes."""
+        """Create the server's folder with its configuration, and return it; the log is written there, too."""
 
     @abc.abstractmethod
     def _arguments(self, home: Path) -> Sequence[str | Path]:
@@ -206,19 +226,19 @@ class Program(abc.ABC):
     def _answers(self) -> bool: ...
 
     def _environment(self, home: Path) -> Mapping[str, str] | None:
-        """Return what stands in its environment; None: what stands in this process's."""
+        """Return the server's environment variables; None for those of this process."""
         return None
 
     def _as_owner(self, prefix: list[str]) -> list[str]:
-        """Return the prefix of the command, with the one that ends it with its parent."""
+        """Return the prefix of the command, with an addition if another user has to run it. `prefix`: that of `tie`."""
         return prefix
 
 
-_given: set[int] = set()  # by `free_port`: they may be used only seconds later
+_given: set[int] = set()  # ports that `free_port` has returned, since a server may take its port only seconds later
 
 
 def free_port() -> int:
-    """Find a free port below the ephemeral range that this process was not given before."""
+    """Return a free port below the ephemeral range that was not returned in this process before."""
     while True:
         port = random.randrange(20_000, 32_000)  # noqa: S311
         with socket.socket() as listener, suppress(OSError):
@@ -232,7 +252,7 @@ AnyProgram = TypeVar("AnyProgram", bound=Program)
 
 
 class ProgramCluster(Generic[AnyProgram]):
-    """Programs that belong together, all on this machine; leave the block to stop them."""
+    """The nodes of a cluster, all on this machine, as a context manager."""
 
     nodes: list[AnyProgram]
 
@@ -243,7 +263,12 @@ class ProgramCluster(Generic[AnyProgram]):
         self.stop()
 
     def start(self) -> Self:
-        """Start all of them. Raises ServerError."""
+        """
+        Start all nodes.
+
+        Raises:
+            ServerError: one did not start; then all are stopped.
+        """
         try:
             for node in self.nodes:
                 node.begin()
@@ -255,6 +280,6 @@ class ProgramCluster(Generic[AnyProgram]):
         return self
 
     def stop(self) -> None:
-        """End all of them."""
+        """Kill all nodes."""
         for node in self.nodes:
             node.kill()

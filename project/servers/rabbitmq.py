@@ -1,10 +1,10 @@
 """
-A real RabbitMQ on ports of its own, as long as the one who started it lives.
+A real RabbitMQ on free ports. It ends with the process that started it.
 
     python -m project.servers.rabbitmq              # prints the URL for CELERY_BROKER_URL
     python -m project.servers.rabbitmq --nodes 3    # a cluster; prints a URL for each node
 
-Debian's package may run a service of its own: this is another node, with another name, other ports and another epmd.
+It does not touch a service of Debian's package: this is another node, with another name, other ports and another epmd.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Self
 
 from project.servers.program import HOST, Program, ProgramCluster, ServerError, free_port, tie
 
-BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's; what stands on PATH there insists on its own user
-USERS = "rabbit_auth_backend_internal"  # the module of Erlang that keeps users and permissions
-NAMES_SECONDS = 1.5  # without a change, the file is on the disk
+BIN = Path("/usr/lib/rabbitmq/bin")  # Debian's programs; its wrappers on PATH require the user rabbitmq
+USERS = "rabbit_auth_backend_internal"  # the Erlang module for users and permissions
+NAMES_SECONDS = 1.5  # a file that has not changed for this time has been flushed to disk
 
 CONFIG = """
 listeners.tcp.1 = {host}:{port}
@@ -38,20 +38,20 @@ log.file = false
 disk_free_limit.absolute = 50MB
 """
 
-# A node that sees fewer than half of the others stops until it sees them again, and its clients go to the others.
+# A node that can reach only a minority of the cluster pauses until it can reach more, and its clients go to other nodes.
 PAUSE_MINORITY = "cluster_partition_handling = pause_minority\n"
 
 
 class RabbitMQ(Program):
     """
-    One node; leave the block to stop it.
+    One node, as a context manager.
 
     Args:
-        home: its folder; a node that is started there again has the queues and messages of the last one.
-        settings: more lines of rabbitmq.conf.
+        home: the node's folder; a node that is started there again keeps its queues and messages.
+        settings: additional lines of rabbitmq.conf.
         plugins: plugins that are enabled.
-        erlang: more arguments of its Erlang.
-        beside: a node whose cookie and epmd it shares, so that it can join it.
+        erlang: additional arguments of the Erlang runtime.
+        beside: a node whose cookie and epmd this one shares, so that it can join that node's cluster.
     """
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
@@ -73,22 +73,28 @@ class RabbitMQ(Program):
 
     @property
     def address(self) -> str:
-        """Where clients find it: host:port."""
+        """The address for clients: host:port."""
         return f"{HOST}:{self.port}"
 
     @property
     def name(self) -> str:
-        """Its name within a cluster."""
+        """The node's name within a cluster."""
         return f"outbox{self.port}@localhost"
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL for clients."""
         return f"amqp://guest:guest@{HOST}:{self.port}//"
 
     def start(self) -> Self:
-        """Start it, and its epmd before it. Raises ServerError."""
-        if self._epmd is None and self._beside is None and shutil.which("epmd"):  # else the node would start one that outlives it
+        """
+        Start the node, after its epmd.
+
+        Raises:
+            ServerError: it did not start.
+        """
+        # Without an epmd, the node would start one that outlives it.
+        if self._epmd is None and self._beside is None and shutil.which("epmd"):
             command = [*tie("TERM"), "epmd", "-port", str(self._epmd_port), "-address", HOST]
             self._epmd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -98,7 +104,7 @@ class RabbitMQ(Program):
             raise
 
     def stop(self) -> None:
-        """End it, in an orderly way if it can."""
+        """Stop the node, then its epmd."""
         super().stop()
         epmd, self._epmd = self._epmd, None
         if epmd is not None:
@@ -107,31 +113,42 @@ class RabbitMQ(Program):
 
     def knows_after_crash(self, queue: str) -> bool:
         """
-        Return whether a quorum queue is there after a crash.
+        Return whether a quorum queue would survive a crash of the node now.
 
-        A node writes down about half a second after the declaration which log is whose. Killed before that, it finds the
-        messages no more, elects no leader, and the queue takes nothing until it is deleted (seen with 3.10).
+        Only about half a second after a queue's declaration, the node writes to disk which log belongs to the queue. If it is
+        killed before, it no longer finds the messages and elects no leader, and the queue accepts no messages until it is deleted
+        (seen with 3.10).
         """
         [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
     def join(self, other: RabbitMQ) -> None:
-        """Make it a member of another node's cluster; it forgets its own queues."""
+        """Join the cluster of another node. This node's own queues are deleted."""
         for command in ("stop_app", "reset", f"join_cluster {other.name}", "start_app"):
             self.control(*command.split())
 
     def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
-        """Run rabbitmqctl, or another program of the package; return its output. Raises CalledProcessError."""
+        """
+        Run rabbitmqctl or another program of the package; return its output.
+
+        Raises:
+            CalledProcessError: it failed.
+        """
         command = [str(BIN / program) if BIN.is_dir() else program, *arguments]
         environment = dict(self._environment(self._home))
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120)
         return done.stdout
 
     def call(self, function: str, *texts: str) -> None:
-        """Call an Erlang function of the node as rabbitmqctl does, which takes a second of CPU to start. Raises ServerError."""
+        """
+        Call an Erlang function of the node. rabbitmqctl could do this, too, but takes a second of CPU to start.
+
+        Raises:
+            ServerError: the call failed.
+        """
         call = f"{function}({', '.join(f'<<{json.dumps(text)}>>' for text in (*texts, 'acting user'))}).\n"
         node = ["-address", f"localhost:{self._distribution_port}", "-c", (self._home / ".erlang.cookie").read_text()]
-        name = ["-h", f"call-{time.time_ns()}"]  # while the last call's connection is there, its name is refused
+        name = ["-h", f"call-{time.time_ns()}"]  # a new name for each call, since that of an open connection is refused
         done = subprocess.run(["erl_call", *node, *name, "-e"], input=call, capture_output=True, text=True, timeout=120)
         if done.stdout.strip() != "{ok, ok}":
             raise ServerError(f"{call}{done.stdout}{done.stderr}")
@@ -165,25 +182,25 @@ class RabbitMQ(Program):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_CRASH_DUMP": str(home / "erl_crash.dump"),
-            "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that a signal meets it
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script replaces itself by the server (exec), which so gets the signals
         }
 
     def _answers(self) -> bool:
         try:
             with socket.create_connection((HOST, self.port), timeout=1) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")
-                return connection.recv(1) == b"\x01"  # a method: it greets
+                return connection.recv(1) == b"\x01"  # a frame of type 1, a method: the server's greeting
         except OSError:
             return False
 
 
 class Cluster(ProgramCluster[RabbitMQ]):
     """
-    Nodes that have joined to one cluster, all on this machine; leave the block to stop them.
+    The nodes of a cluster, all on this machine, as a context manager.
 
     Args:
-        home: the folder of their folders.
-        count: how many nodes.
+        home: the parent folder of the nodes' folders.
+        count: number of nodes.
         erlang: as for RabbitMQ.
     """
 
@@ -194,7 +211,12 @@ class Cluster(ProgramCluster[RabbitMQ]):
             self.nodes.append(node)
 
     def start(self) -> Self:
-        """Start all nodes, and join them. Raises ServerError."""
+        """
+        Start all nodes, and join them to a cluster.
+
+        Raises:
+            ServerError: one did not start or join; then all are stopped.
+        """
         first, *others = self.nodes
         try:
             first.start()
@@ -206,30 +228,40 @@ class Cluster(ProgramCluster[RabbitMQ]):
         return self
 
     def stop(self) -> None:
-        """End all nodes, the first one last: its epmd is that of all."""
+        """Stop all nodes, the first one last, since all use its epmd."""
         for node in reversed(self.nodes):
             node.stop()
 
     def part(self, node: RabbitMQ) -> None:
-        """Part a node from the others at once, as a network would: they take it for gone, and it takes them for gone."""
-        self._meet(node, "parted", "[erlang:disconnect_node(Node) || Node <- nodes()]")
+        """Separate a node from the others at once, like a network partition: neither side can reach the other."""
+        self._set_cookies(node, "parted", "[erlang:disconnect_node(Node) || Node <- nodes()]")
 
     def heal(self, node: RabbitMQ) -> None:
-        """Let a parted node and all others find each other again, at once: else some would see it and some would not."""
+        """Reconnect a separated node to all others at once, so that none reaches it before the rest."""
         others = ", ".join(f"'{one.name}'" for one in self._others(node))
-        self._meet(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
+        self._set_cookies(node, "erlang:get_cookie()", f"[net_kernel:connect_node(Node) || Node <- [{others}]]")
 
     def is_parted(self, node: RabbitMQ) -> bool:
-        """Return whether no other node is connected to a node. Raises CalledProcessError where one does not answer."""
+        """
+        Return whether no other node is connected to a node.
+
+        Raises:
+            CalledProcessError: another node does not answer.
+        """
         return not any(node.name in other.control("eval", "nodes().") for other in self._others(node))
 
-    def _meet(self, node: RabbitMQ, cookie: str, then: str) -> None:
-        """Set another cookie for all others at a node, which decides whether they can connect, then evaluate Erlang there."""
+    def _set_cookies(self, node: RabbitMQ, cookie: str, then: str) -> None:
+        """At a node, set the cookie for all others, without which they cannot connect; then evaluate Erlang there."""
         cookies = ", ".join(f"erlang:set_cookie('{one.name}', {cookie})" for one in self._others(node))
         node.control("eval", f"{cookies}, {then}.")
 
     def leader(self, queue: str) -> RabbitMQ:
-        """Return the node with the leader of a quorum queue. Raises LookupError where it has none."""
+        """
+        Return the node with the leader of a quorum queue.
+
+        Raises:
+            LookupError: the queue has no leader.
+        """
         for node in self.nodes:
             with suppress(subprocess.SubprocessError):
                 rows = node.control("list_queues", "name", "leader", "--quiet", "--no-table-headers").splitlines()
@@ -242,9 +274,9 @@ class Cluster(ProgramCluster[RabbitMQ]):
 
 
 def main() -> None:
-    """Run one node, or a cluster, until it is interrupted, in a folder that goes with it."""
+    """Run one node or a cluster until it is interrupted, in a temporary folder."""
     parser = argparse.ArgumentParser(description="Run RabbitMQ until Ctrl-C; print a URL for each node.")
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="of one cluster (default: 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="number of nodes of the cluster (default: 1)")
     count = parser.parse_args().nodes
     with tempfile.TemporaryDirectory(prefix="rabbitmq-") as folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,4 +1,4 @@
-"""A real Redis on its own port, which ends with the process that started it."""
+"""A real Redis on a free port. It ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from project.servers.program import HOST, Program, free_port
 
 class Redis(Program):
     """
-    One server; leave the block to stop it.
+    One server, as a context manager.
 
     Args:
-        home: its folder. It writes each change to disk before it answers, so that a killed server has it after a restart.
+        home: the server's folder. It writes each change to disk before it answers, so that no change is lost if it is killed.
     """
 
     command = package = "redis-server"
@@ -25,11 +25,11 @@ class Redis(Program):
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL for clients."""
         return f"redis://{HOST}:{self.port}/0"
 
     def say(self, command: str) -> str:
-        """Send a command on one line; return the answer: one line, or the text that follows it."""
+        """Send a command in one line; return the answer: its line, or the bulk string that the line announces."""
         with socket.create_connection((HOST, self.port), timeout=5) as connection, connection.makefile("rwb") as stream:
             stream.write(f"{command}\r\n".encode())
             stream.flush()
@@ -37,22 +37,27 @@ class Redis(Program):
             return stream.read(int(first[1:])).decode() if first.startswith("$") else first
 
     def follow(self, master: Redis) -> None:
-        """Become a replica of another server."""
+        """Make this server a replica of another one."""
         self.say(f"REPLICAOF {HOST} {master.port}")
 
     def take_over(self) -> None:
-        """Become a master."""
+        """Make this server a master."""
         self.say("REPLICAOF NO ONE")
 
     def swap_ports(self, other: Redis) -> None:
-        """Exchange the ports of two servers, as an address does that follows the master; connections that are open stay."""
-        mine, theirs = self.port, other.port
+        """Exchange the ports of two servers, like an address that always leads to the master. Open connections stay open."""
+        own_port, other_port = self.port, other.port
         other.listen_at(free_port())
-        self.listen_at(theirs)
-        other.listen_at(mine)
+        self.listen_at(other_port)
+        other.listen_at(own_port)
 
     def listen_at(self, port: int) -> None:
-        """Change the port as soon as no other program has it; connections that are open stay. Raises ServerError."""
+        """
+        Change the port as soon as no other program uses the new one. Open connections stay open.
+
+        Raises:
+            ServerError: the port was not free in time.
+        """
         assert self._child is not None
         self._child.wait_for_answer(lambda: self.say(f"CONFIG SET port {port}") == "+OK", 10)
         self.port = port
@@ -62,8 +67,8 @@ class Redis(Program):
         return self._home
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:
-        where = ["--port", str(self.port), "--bind", HOST, "--dir", str(home)]
-        return [*where, "--save", "", "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
+        basics = ["--port", str(self.port), "--bind", HOST, "--dir", str(home)]
+        return [*basics, "--save", "", "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
 
     def _answers(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""One request at a time to the port of a broker or name server, for scripts and tests that have no event loop."""
+"""One request at a time to the remoting port of a RocketMQ broker or name server, for code without an event loop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Address = tuple[str, int]
 
 def exchange(address: Address, request: Request, *, timeout: float = 5, keys: tuple[str, str] = ("", "")) -> RemotingAnswer:
     """
-    Make one request over a connection of its own; return the answer.
+    Send one request over a new connection; return the answer.
 
     Args:
-        keys: access key and secret key, to sign it with.
+        keys: access key and secret key that sign the request.
 
     Raises:
-        OSError: nobody answers.
+        OSError: the server does not answer.
     """
     with socket.create_connection(address, timeout) as connection:
         connection.sendall(encode(request, 1, keys))
@@ -50,25 +50,31 @@ def call(
     *,
     keys: tuple[str, str] = ("", ""),
 ) -> bytes:
-    """Make one request; return the answer's body. Raises OSError as `exchange`, RemotingError where the answer is an error."""
+    """
+    Send one request; return the answer's body.
+
+    Raises:
+        OSError: the server does not answer.
+        RemotingError: the answer is an error.
+    """
     return exchange(address, Request(code, fields or {}, body), keys=keys).checked().body
 
 
 def query(address: Address, topic: str, key: str) -> list[StoredMessage]:
-    """Find the messages of a topic that have a key. Raises as `call`."""
+    """Find the messages of a topic that have a key. Raises the same errors as `call`."""
     return requests.found(exchange(address, requests.query(topic, key)), key)
 
 
 def pull(address: Address, topic: str, offset: int, *, queue: int = 0) -> tuple[list[StoredMessage], int]:
-    """Read on in a queue; return some messages and where to go on. Raises as `call`."""
+    """Read a queue from an offset; return some messages and the next offset. Raises the same errors as `call`."""
     return requests.pulled(exchange(address, requests.pull(topic, queue, offset)))
 
 
 def read_all(address: Address, topic: str, queues: int) -> Iterator[StoredMessage]:
-    """Read all that a broker has of a topic, copies included, queue by queue. Raises as `call`."""
+    """Read all messages of a topic at a broker, including copies, queue by queue. Raises the same errors as `call`."""
     for queue in range(queues):
-        offset, is_behind = 0, True
-        while is_behind:
-            found, behind = pull(address, topic, offset, queue=queue)
-            yield from found
-            is_behind, offset = behind > offset, behind
+        offset, has_more = 0, True
+        while has_more:
+            messages, next_offset = pull(address, topic, offset, queue=queue)
+            yield from messages
+            has_more, offset = next_offset > offset, next_offset

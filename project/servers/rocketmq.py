@@ -1,9 +1,9 @@
 """
-A real RocketMQ: name server, and broker with gRPC proxy in one process. `make rocketmq` runs it till Ctrl-C.
+A real RocketMQ: a name server, and a process with broker and gRPC proxy. `make rocketmq` runs it until Ctrl-C.
 
     python -m project.servers.rocketmq --nodes 3    # three brokers, two name servers and a proxy in cluster mode
 
-Its data lie in a folder of their own and may be lost: it is stopped by SIGKILL, an orderly stop takes 20 s.
+Its data are in a separate folder and may be lost, since it is stopped with SIGKILL: an orderly stop takes 20 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from project.servers.rocketmq_ports import Ports, is_free, serves_http2
 from project.servers.rocketmq_proxy import ClusterProxy
 
 READY_SECONDS = 240
-NAME_SERVERS = 2  # of a cluster
+NAME_SERVERS = 2  # number of name servers of a cluster
 
 UPDATE_BROKER_CONFIG, BROKER_CONFIG = 25, 26
 ROUTE_OF_TOPIC, CLUSTER_INFO = 105, 106
@@ -43,8 +43,8 @@ FLAGS = [
     "-Xss512k",
     *(f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("jdk.internal.ref", "java.nio", "java.util", "java.lang")),
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
-    # Each listener would first make an RSA key for a certificate of its own, which takes two thirds of the start. The proxy
-    # cannot do without, so its key is short; the others make none unless a later flag says otherwise.
+    # Each listener would generate an RSA key for a self-signed certificate, which takes two thirds of the start. The proxy
+    # requires one, so its key is short; the others generate none, unless a later flag says otherwise.
     "-Dtls.server.mode=disabled",
     "-Dio.grpc.netty.shaded.io.netty.handler.ssl.util.selfSignedKeyStrength=1024",
 ]
@@ -68,14 +68,15 @@ BROKER = {
     "transientStorePoolEnable": "false",
     "warmMapedFileEnable": "false",
     "diskMaxUsedSpaceRatio": 95,
-    "messageIndexSafe": "true",  # a broker that is killed keeps its index of messages
-    # Ends of half messages are noted at once: not up to 3 s late, when the next check asks about a half that has ended.
-    # The interval is never waited for, else the thread that notes them runs in circles from the first one on (5.5.0).
+    "messageIndexSafe": "true",  # the index of messages survives a kill
+    # Record at once that a half message was committed or rolled back. By default this happens up to 3 s late, and the broker
+    # sends check-backs about such half messages. The interval is never reached; with a short one, the thread that records
+    # them loops without pause after the first one (5.5.0).
     "transactionOpMsgMaxSize": 1,
     "transactionOpBatchInterval": 3_600_000,
-    # Another thread runs in circles till this has passed once: by default 10 s (5.5.0).
+    # Another thread loops without pause until this interval has passed once; by default it is 10 s (5.5.0).
     "transactionMetricFlushInterval": 500,
-    # Not each second: a fifth of a core goes into looking for what changed in the 40 MB of the timer wheel.
+    # By default each second, but the search for changes in the 40 MB of the timer wheel takes a fifth of a core.
     "timerFlushIntervalMs": 60_000,
 }
 
@@ -89,12 +90,13 @@ class RocketMQ:
     One node.
 
     Args:
-        folder: holds jars and data; made where it is missing.
-        settings: of broker.conf, beside ours.
-        proxy: of rmq-proxy.json, beside ours.
-        flags: of both Java machines, beside ours.
-        keys: access key and secret key of an administrator, where the settings want requests signed.
-        name_servers: of its cluster, whose proxy stands apart; it runs the one that has its port. Empty: it is alone.
+        folder: the folder of jars and data, which is created if it is missing.
+        settings: additional settings of broker.conf.
+        proxy: additional settings of rmq-proxy.json.
+        flags: additional flags of both JVMs.
+        keys: access key and secret key of an administrator, if the settings require signed requests.
+        name_servers: the name servers of its cluster, which has a separate proxy; the one with this node's port is started
+            with the node. Empty if the node is alone.
     """
 
     def __init__(
@@ -124,10 +126,15 @@ class RocketMQ:
         self._keys = keys
         self._children: dict[str, Child] = {}
         self._lock: int | None = None
-        self.ready_after = 0.0  # seconds that the start took, the jars being there
+        self.ready_after = 0.0  # seconds that the start took, without the download of jars
 
     def start(self) -> Self:
-        """Fetch what is missing, start both processes, return when messages can be sent. Raises ServerError."""
+        """
+        Download missing jars, start both processes, and return when messages can be sent.
+
+        Raises:
+            ServerError: a program is missing, a port is in use, or a process did not start.
+        """
         self.prepare()
         began = time.monotonic()
         try:
@@ -140,12 +147,17 @@ class RocketMQ:
         return self
 
     def prepare(self) -> None:
-        """Fetch what is missing, and write the configuration. Raises ServerError."""
+        """
+        Download missing jars, and write the configuration.
+
+        Raises:
+            ServerError: Java or Maven is missing, or a port or the folder is in use.
+        """
         java("RocketMQ")
         fetch_jars(POM, self.lib)
-        self._take_folder()
+        self._lock_folder()
         if taken := [port for port in self.ports.all() if not is_free(port)]:
-            raise ServerError(f"Ports {taken} are in use. Stop what listens there, or choose others.")
+            raise ServerError(f"Ports {taken} are in use. Stop the programs that listen there, or choose other ports.")
         self._configure()
 
     def start_namesrv(self) -> None:
@@ -155,11 +167,11 @@ class RocketMQ:
         self.wait("namesrv", lambda: call(parse_address(self.name_server), CLUSTER_INFO) is not None)
 
     def kill_namesrv(self) -> None:
-        """End the name server by SIGKILL; one that is started again knows no broker until each has announced itself."""
+        """Kill the name server. After a restart it knows a broker only when the broker has registered again."""
         self.kill("namesrv")
 
     def start_broker(self) -> None:
-        """Start broker and proxy and wait until they take messages."""
+        """Start broker and proxy, and wait until they accept messages."""
         self.begin_broker()
         self.finish_broker()
 
@@ -169,20 +181,20 @@ class RocketMQ:
         if self._has_proxy:
             main = ["org.apache.rocketmq.proxy.ProxyStartup", "-pm", "local", "-n", self.name_server]
             main += ["-bc", self.conf("broker.conf"), "-pc", self.conf("rmq-proxy.json")]
-        # Each thread that stores a message keeps 4 MB of direct memory, those that end half messages at the port, too.
+        # Each thread that stores a message keeps 4 MB of direct memory, including those for ends of half messages.
         self.spawn("broker", ["-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=640m"], main)
 
     def finish_broker(self) -> None:
-        """Wait until broker and proxy that were begun take messages."""
+        """Wait until broker and proxy, started with `begin_broker`, accept messages."""
         self.wait("broker", self._is_ready)
 
     def kill_broker(self) -> None:
-        """End broker and proxy by SIGKILL, as a machine that loses its power would."""
+        """Kill broker and proxy with SIGKILL."""
         self.kill("broker")
 
     @contextmanager
     def frozen_broker(self) -> Iterator[None]:
-        """Freeze broker and proxy by SIGSTOP for the time of the block."""
+        """Freeze broker and proxy with SIGSTOP for the time of the block."""
         self._children["broker"].freeze()
         try:
             yield
@@ -194,16 +206,16 @@ class RocketMQ:
         call(self.broker_address, UPDATE_BROKER_CONFIG, {}, f"{name}={value}\n".encode(), keys=self._keys)
 
     def make_topic(self, name: str, kind: TopicType, queues: int = 4) -> None:
-        """Create a topic; nothing changes where it is there already. Returns when producers can find it."""
+        """Create a topic if it does not exist, and return when producers can find it."""
         make_topic(self.broker_address, name, kind, queues, keys=self._keys)
-        self.wait("broker", lambda: self._is_named(ROUTE_OF_TOPIC, {"topic": name}))
+        self.wait("broker", lambda: self._is_listed(ROUTE_OF_TOPIC, {"topic": name}))
 
     def make_group(self, name: str, *, is_ordered: bool = False, retries: int = MIN_RETRIES) -> None:
         """Create a consumer group."""
         make_group(self.broker_address, name, is_ordered=is_ordered, retries=retries, keys=self._keys)
 
     def stop(self) -> None:
-        """End both processes; the data may be lost."""
+        """Kill both processes; the data may be lost."""
         for name in list(self._children):
             self.kill(name)
         if self._lock is not None:
@@ -216,13 +228,13 @@ class RocketMQ:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _take_folder(self) -> None:
+    def _lock_folder(self) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.data / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ServerError(f"A RocketMQ runs in {self.data} already.") from None
+            raise ServerError(f"Another RocketMQ is running in {self.data}. Stop it, or choose another folder.") from None
 
     def _configure(self) -> None:
         for name in ("conf", "store", "logs", "tmp"):
@@ -256,7 +268,7 @@ class RocketMQ:
         return str(self.data / "conf" / name)
 
     def spawn(self, name: str, memory: Sequence[str], arguments: Sequence[str]) -> None:
-        """Start a Java program of RocketMQ's."""
+        """Start a Java program of RocketMQ."""
         folders = [f"-Duser.home={self.data}", f"-Drocketmq.home.dir={self.data}", f"-Djava.io.tmpdir={self.data / 'tmp'}"]
         environment = {**os.environ, "ROCKETMQ_HOME": str(self.data), "RMQ_PROXY_HOME": str(self.data)}
         environment.pop("NAMESRV_ADDR", None)
@@ -265,11 +277,16 @@ class RocketMQ:
             [*tie("KILL"), java("RocketMQ"), *memory, *FLAGS, *self._flags, *folders, "-cp", f"{self.lib}/*", *arguments],
             self.data / f"{name}.out",
             environment=environment,
-            folder=self.data,  # some of what it writes has no other place
+            folder=self.data,  # for some files, RocketMQ always uses the working directory
         )
 
     def wait(self, name: str, is_ready: Callable[[], bool]) -> None:
-        """Return when a program is ready. Raises ServerError."""
+        """
+        Wait until a program is ready.
+
+        Raises:
+            ServerError: it has ended, or was not ready in time.
+        """
 
         def answers() -> bool:
             with suppress(OSError, RemotingError):
@@ -279,21 +296,21 @@ class RocketMQ:
         self._children[name].wait_for_answer(answers, READY_SECONDS)
 
     def _is_ready(self) -> bool:
-        if not self._is_named(CLUSTER_INFO):
+        if not self._is_listed(CLUSTER_INFO):
             return False
         call(self.broker_address, BROKER_CONFIG, keys=self._keys)
         return not self._has_proxy or serves_http2(self.ports.grpc)
 
-    def _is_named(self, code: int, fields: dict[str, str] | None = None) -> bool:
-        """Return whether all name servers name this broker in their answers to a request."""
-        return all(self.broker.encode() in call(parse_address(one), code, fields) for one in self.name_servers)
+    def _is_listed(self, code: int, fields: dict[str, str] | None = None) -> bool:
+        """Return whether the answers of all name servers to a request contain this broker's address."""
+        return all(self.broker.encode() in call(parse_address(server), code, fields) for server in self.name_servers)
 
     def runs(self, name: str) -> bool:
-        """Return whether a program runs."""
+        """Return whether a program is running."""
         return name in self._children and self._children[name].is_running
 
     def kill(self, name: str) -> None:
-        """End a program by SIGKILL."""
+        """Kill a program with SIGKILL."""
         child = self._children.pop(name, None)
         if child is not None:
             child.kill()
@@ -301,14 +318,14 @@ class RocketMQ:
 
 class Cluster:
     """
-    Masters of one cluster, all on this machine; leave the block to stop them. A topic has queues on each of them.
+    The masters of a cluster, all on this machine, as a context manager. A topic has queues on each of them.
 
     Args:
         folder: as for RocketMQ.
-        count: how many brokers. The first two have a name server beside them.
-        settings: of each broker.conf, beside ours.
-        proxy: of the proxy's file, beside ours.
-        data: the folder of their data.
+        count: number of brokers. The first two nodes also have a name server.
+        settings: additional settings of each broker.conf.
+        proxy: additional settings of the proxy.
+        data: the parent folder of the nodes' data.
     """
 
     def __init__(
@@ -321,20 +338,20 @@ class Cluster:
         data: Path | None = None,
     ) -> None:
         ports = [Ports.free() for _ in range(count)]
-        self.name_servers = [f"{HOST}:{one.namesrv}" for one in ports[:NAME_SERVERS]]
+        self.name_servers = [f"{HOST}:{node_ports.namesrv}" for node_ports in ports[:NAME_SERVERS]]
         self.nodes = [
             RocketMQ(
                 folder,
-                one,
+                node_ports,
                 settings={**(settings or {}), "brokerName": f"broker-{letter}"},
                 data=(data or folder / "cluster") / letter,
                 name_servers=self.name_servers,
             )
-            for letter, one in zip("abcdefghi", ports, strict=False)
+            for letter, node_ports in zip("abcdefghi", ports, strict=False)
         ]
         self.proxy = ClusterProxy(self.nodes[0], proxy)
         self.endpoints = self.proxy.endpoints
-        self.ready_after = 0.0  # seconds that the start took, the jars being there
+        self.ready_after = 0.0  # seconds that the start took, without the download of jars
 
     @property
     def named(self) -> list[RocketMQ]:
@@ -342,7 +359,12 @@ class Cluster:
         return self.nodes[:NAME_SERVERS]
 
     def start(self) -> Self:
-        """Start all of it. Raises ServerError."""
+        """
+        Start name servers, brokers and proxy.
+
+        Raises:
+            ServerError: one did not start; then all are stopped.
+        """
         try:
             for node in self.nodes:
                 node.prepare()
@@ -371,7 +393,7 @@ class Cluster:
             node.make_group(name)
 
     def stop(self) -> None:
-        """End all of it; the data may be lost."""
+        """Kill all processes; the data may be lost."""
         for node in reversed(self.nodes):
             node.stop()
 
@@ -387,14 +409,16 @@ def _lines(settings: Iterable[tuple[str, object]]) -> str:
 
 
 def main() -> int:
-    """Run a node in the foreground."""
-    parser = argparse.ArgumentParser(prog="make rocketmq ARGS=...", description="Run a RocketMQ node till Ctrl-C.")
+    """Run a node or a cluster in the foreground."""
+    parser = argparse.ArgumentParser(prog="make rocketmq ARGS=...", description="Run RocketMQ until Ctrl-C.")
     parser.add_argument("--folder", type=Path, default=Path("var/rocketmq"), help="default: %(default)s")
-    parser.add_argument("--topic", action="append", default=[], metavar="NAME:TYPE", help="create it; may be repeated")
-    parser.add_argument("--group", action="append", default=[], metavar="NAME", help="create it; may be repeated")
-    parser.add_argument("--fast-checks", action="store_true", help="ask about half messages each second")
-    parser.add_argument("--nodes", type=int, choices=range(1, 10), default=1, help="brokers of a cluster, on free ports")
-    parser.add_argument("--free-ports", action="store_true", help="listen where nobody does, not on 9876, 8081, 8080, 10911")
+    parser.add_argument("--topic", action="append", default=[], metavar="NAME:TYPE", help="create this topic; may be repeated")
+    parser.add_argument("--group", action="append", default=[], metavar="NAME", help="create this group; may be repeated")
+    parser.add_argument("--fast-checks", action="store_true", help="send check-backs each second")
+    parser.add_argument(
+        "--nodes", type=int, choices=range(1, 10), default=1, help="number of brokers; several form a cluster on free ports"
+    )
+    parser.add_argument("--free-ports", action="store_true", help="use free ports instead of 9876, 8081, 8080 and 10911")
     options = parser.parse_args()
     settings: dict[str, object] = dict(FAST_CHECKS) if options.fast_checks else {}
     ports = Ports.free() if options.free_ports else Ports()
@@ -412,8 +436,8 @@ def main() -> int:
             server.make_group(group)
         nodes = server.nodes if isinstance(server, Cluster) else [server]
         brokers = ", ".join(node.broker for node in nodes)
-        where = f"endpoints {server.endpoints}, name servers {', '.join(server.name_servers)}, brokers {brokers}"
-        print(f"RocketMQ is ready after {server.ready_after:.0f} s: {where}. Ctrl-C ends it.", flush=True)  # noqa: T201
+        addresses = f"endpoints {server.endpoints}, name servers {', '.join(server.name_servers)}, brokers {brokers}"
+        print(f"RocketMQ is ready after {server.ready_after:.0f} s: {addresses}. Ctrl-C ends it.", flush=True)  # noqa: T201
         signal.pause()
     except KeyboardInterrupt:
         pass

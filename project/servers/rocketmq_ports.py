@@ -1,4 +1,4 @@
-"""Where the servers of a RocketMQ node listen."""
+"""The ports of a RocketMQ node's servers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Self
 
 from project.servers.program import HOST
 
-# What a client of HTTP/2 begins with, an empty SETTINGS frame behind it. Source: RFC 9113, sections 3.4 and 6.5.
+# The connection preface of an HTTP/2 client, with an empty SETTINGS frame. Source: RFC 9113, sections 3.4 and 6.5.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-SETTINGS = 4  # type of a frame
+SETTINGS = 4  # the frame type of SETTINGS
 
-# Sockets at ports that stand for others: until this process ends, no other process finds those free.
-_HOLDERS: list[socket.socket] = []
+# A socket at one port of each block of ports that `Ports.free` has returned. It reserves the block for this process.
+_LOCKS: list[socket.socket] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the servers listen. The broker takes two more: `broker` - 2 and `broker` + 1."""
+    """The ports of the servers. The broker uses two more: `broker` - 2 and `broker` + 1."""
 
     namesrv: int = 9876
     grpc: int = 8081
@@ -28,31 +28,31 @@ class Ports:
 
     @classmethod
     def free(cls) -> Self:
-        """Find free ports below the ephemeral range; no other process finds the same ones."""
+        """Find free ports below the ephemeral range, and reserve them until this process ends."""
         while True:
             first = random.randrange(20_000, 32_000, 10)  # noqa: S311
-            found = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
-            if found._hold(first + 9):
-                return found
+            ports = cls(namesrv=first, grpc=first + 1, remoting=first + 2, broker=first + 6)
+            if ports._reserve(first + 9):
+                return ports
 
     def all(self) -> list[int]:
-        """List every port that must be free."""
+        """Return every port that must be free."""
         return [self.namesrv, self.grpc, self.remoting, self.broker, self.broker - 2, self.broker + 1]
 
-    def _hold(self, mark: int) -> bool:
-        """Take one port as the lock for all of them, if they are free."""
-        holder = socket.socket()
+    def _reserve(self, lock_port: int) -> bool:
+        """Bind one port as a lock for the whole block; return whether this worked and all ports are free."""
+        lock = socket.socket()
         try:
-            holder.bind((HOST, mark))
+            lock.bind((HOST, lock_port))
         except OSError:
-            holder.close()
+            lock.close()
             return False
-        _HOLDERS.append(holder)
+        _LOCKS.append(lock)
         return all(is_free(port) for port in self.all())
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen there."""
+    """Return whether a server could listen at a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -64,10 +64,10 @@ def is_free(port: int) -> bool:
 
 def serves_http2(port: int) -> bool:
     """
-    Whether a server behind a port greets a client of HTTP/2: a port that is open may belong to one that is still starting.
+    Return whether the server at a port answers an HTTP/2 client: an open port may belong to a server that is still starting.
 
     Raises:
-        OSError: nobody listens, or nothing is said for a second.
+        OSError: no server listens, or it does not answer within a second.
     """
     with socket.create_connection((HOST, port), 1) as client:
         client.sendall(PREFACE)

@@ -1,4 +1,4 @@
-"""A separate gRPC proxy (cluster mode) for a node, which can be down while the broker is up."""
+"""A separate gRPC proxy (cluster mode) for a node, which can be stopped while the broker is running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from project.servers.program import HOST, ServerError
 from project.servers.rocketmq_ports import Ports, serves_http2
 
-if TYPE_CHECKING:  # a cluster there has one of these
+if TYPE_CHECKING:  # that module imports this one
     from project.servers.rocketmq import RocketMQ
 
 NAME = "proxy"
@@ -19,10 +19,10 @@ START_SECONDS = 300
 
 class ClusterProxy:
     """
-    One proxy to the broker of a node, or to all of its cluster.
+    A proxy for the broker of a node, or for all brokers of the node's cluster.
 
     Args:
-        settings: of its own file, beside ours.
+        settings: additional settings of the proxy.
     """
 
     def __init__(self, node: RocketMQ, settings: dict[str, object] | None = None) -> None:
@@ -33,10 +33,10 @@ class ClusterProxy:
 
     def start(self) -> Self:
         """
-        Start it, and return when it takes requests. One that finds no broker that answers ends, and is started again.
+        Start the proxy, and return when it accepts requests. If it finds no broker that answers, it ends, and is started again.
 
         Raises:
-            ServerError: it does not take requests after minutes.
+            ServerError: it did not accept requests within minutes.
         """
         settings: dict[str, object] = {
             "rocketMQClusterName": "DefaultCluster",
@@ -64,5 +64,5 @@ class ClusterProxy:
         return self._node.runs(NAME)
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill the proxy with SIGKILL."""
         self._node.kill(NAME)

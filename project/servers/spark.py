@@ -1,5 +1,5 @@
 """
-A real cluster of Spark's standalone mode, from the installed PySpark, as long as the one who started it lives.
+A real Spark cluster in standalone mode, from the installed PySpark. It ends with the process that started it.
 
     python -m project.servers.spark                 # prints the master's address, for --master
     python -m project.servers.spark --workers 3     # each has one core
@@ -26,13 +26,13 @@ from project.servers.program import HOST, Program, ProgramCluster, free_port
 PYSPARK = find_spec("pyspark")
 HOME = Path(PYSPARK.origin).parent if PYSPARK and PYSPARK.origin else Path()
 DEPLOY = "org.apache.spark.deploy"
-INHERITED = ("HOME", "JAVA_HOME", "LANG", "PATH")  # not PYTHONPATH, nor Django's settings
-# Of executors, too: JVMs that compile less are up in half the time.
+INHERITED = ("HOME", "JAVA_HOME", "LANG", "PATH")  # neither PYTHONPATH nor the variables of Django's settings
+# Also for executors: JVMs that compile less start in half the time.
 JAVA_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 class _Node(Program):
-    """A master or a worker. home: its folder, where it runs."""
+    """A master or a worker. `home` is its working directory."""
 
     command = str(HOME / "bin" / "spark-class")
     package = "default-jre-headless, and pip install pyspark"
@@ -45,14 +45,19 @@ class _Node(Program):
 
     @classmethod
     def is_here(cls) -> bool:
-        """Return whether there are PySpark and Java."""
+        """Return whether PySpark and Java are installed."""
         return PYSPARK is not None and shutil.which("java") is not None
 
     def state(self) -> dict[str, Any]:
-        """Return its state, from the JSON of its web page. Raises OSError, and ValueError while it starts."""
+        """
+        Return the node's state, from the JSON of its web page.
+
+        Raises:
+            OSError, ValueError: the node is starting, or does not answer.
+        """
         with urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+            state: dict[str, Any] = json.load(answer)
+        return state
 
     def _make_home(self) -> Path:
         self._home.mkdir(exist_ok=True, parents=True)
@@ -69,12 +74,12 @@ class _Node(Program):
             "JDK_JAVA_OPTIONS": JAVA_FLAGS,
         }
 
-    def _where(self) -> list[str]:
+    def _ports(self) -> list[str]:
         return ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.page)]
 
 
 class Master(_Node):
-    """The master, which gives applications their executors; leave the block to stop it."""
+    """The master, which gives applications their executors, as a context manager."""
 
     @property
     def url(self) -> str:
@@ -82,7 +87,7 @@ class Master(_Node):
         return f"spark://{HOST}:{self.port}"
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:
-        return [f"{DEPLOY}.master.Master", *self._where()]
+        return [f"{DEPLOY}.master.Master", *self._ports()]
 
     def _answers(self) -> bool:
         with suppress(OSError, ValueError):
@@ -92,10 +97,10 @@ class Master(_Node):
 
 class Worker(_Node):
     """
-    A worker with one core, in whose folder executors run; leave the block to stop it, and them.
+    A worker with one core, as a context manager. Its executors run in its folder, and end with it.
 
     Args:
-        memory: of all of its executors.
+        memory: the memory of all of its executors together.
     """
 
     def __init__(self, home: Path, master: Master, *, memory: str = "1g") -> None:
@@ -105,12 +110,12 @@ class Worker(_Node):
 
     @property
     def executors(self) -> int:
-        """The number of its executors that run."""
+        """The number of its running executors."""
         return len(self.state()["executors"])
 
     def _arguments(self, home: Path) -> Sequence[str | Path]:
-        room = ["--cores", "1", "--memory", self._memory, "--work-dir", str(home / "work")]
-        return [f"{DEPLOY}.worker.Worker", *self._where(), *room, self._master.url]
+        resources = ["--cores", "1", "--memory", self._memory, "--work-dir", str(home / "work")]
+        return [f"{DEPLOY}.worker.Worker", *self._ports(), *resources, self._master.url]
 
     def _answers(self) -> bool:
         with suppress(OSError, ValueError):
@@ -121,11 +126,11 @@ class Worker(_Node):
 
 class Cluster(ProgramCluster[Worker]):
     """
-    A master and its workers, all on this machine; leave the block to stop them.
+    A master and its workers, all on this machine, as a context manager.
 
     Args:
-        home: the folder of their folders.
-        workers: how many.
+        home: the parent folder of the nodes' folders.
+        workers: number of workers.
     """
 
     def __init__(self, home: Path, workers: int = 2) -> None:
@@ -138,20 +143,25 @@ class Cluster(ProgramCluster[Worker]):
         return self.master.url
 
     def start(self) -> Self:
-        """Start all of them. Raises ServerError."""
-        self.master.start()  # a worker that finds none tries again after 10 s
+        """
+        Start the master, then the workers.
+
+        Raises:
+            ServerError: one did not start.
+        """
+        self.master.start()  # first, since a worker that finds no master tries again only after 10 s
         return super().start()
 
     def stop(self) -> None:
-        """End all of them."""
+        """Kill all nodes."""
         super().stop()
         self.master.kill()
 
 
 def main() -> None:
-    """Run a cluster until it is interrupted, in a folder that goes with it."""
-    parser = argparse.ArgumentParser(description="Run a cluster of Spark until Ctrl-C; print the address for --master.")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="each with one core (default: 2)")
+    """Run a cluster until it is interrupted, in a temporary folder."""
+    parser = argparse.ArgumentParser(description="Run a Spark cluster until Ctrl-C; print the address for --master.")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of workers, each with one core (default: 2)")
     workers = parser.parse_args().workers
     with tempfile.TemporaryDirectory(prefix="spark-", ignore_cleanup_errors=True) as folder:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -1,1 +1,1 @@
-"""A small web shop: an order clears the cart, earns points and is shipped; each by a consumer of its own."""
+"""A small web shop: an order clears the cart, earns points and is shipped. Each of these has its own consumer group."""

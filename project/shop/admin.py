@@ -1,4 +1,4 @@
-"""The shop's tables in the admin, read-only. Only views and consumers write them."""
+"""The shop's tables in the admin, read-only: only views and consumers write to them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Write orders and cancellations. Each function must be called in a transaction."""
+"""Store orders, cancellations and refusals. Call each function in a transaction."""
 
 from __future__ import annotations
 
@@ -7,33 +7,43 @@ from typing import Any
 import msgspec
 from django.db.models import F
 
-from project.shop.intake import AlreadyKnown, GoodLine, Judged, SubmittedInvoice
+from project.shop.intake import AcceptedLine, AlreadyKnown, SubmittedInvoice, Validated
 from project.shop.models import Cancellation, CancellationLine, Customer, Order, OrderLine, Product, Refusal
 
 
-def write_order(submitted: SubmittedInvoice, judged: Judged) -> Order:
-    """Write an order with its accepted lines. Raises AlreadyKnown."""
+def write_order(submitted: SubmittedInvoice, validated: Validated) -> Order:
+    """
+    Store an order with its accepted lines.
+
+    Raises:
+        AlreadyKnown: there is an order with this invoice number.
+    """
     if Order.objects.filter(invoice=submitted.invoice).exists():
         raise AlreadyKnown(f"Order {submitted.invoice} was placed before.")
-    order = Order.objects.create(**_head(submitted, judged))
-    _write_products(judged.good)
+    order = Order.objects.create(**_head(submitted, validated))
+    _write_products(validated.accepted)
     OrderLine.objects.bulk_create(
         OrderLine(order=order, product_id=line.stock_code, quantity=line.quantity, unit_price=line.unit_price)
-        for line in judged.good
+        for line in validated.accepted
     )
     return order
 
 
-def write_cancellation(submitted: SubmittedInvoice, judged: Judged) -> Cancellation:
-    """Write a cancellation, and subtract its accepted lines from their orders. Raises AlreadyKnown."""
+def write_cancellation(submitted: SubmittedInvoice, validated: Validated) -> Cancellation:
+    """
+    Store a cancellation, and add its accepted lines to the cancelled quantities of the customer's orders.
+
+    Raises:
+        AlreadyKnown: there is a cancellation with this invoice number.
+    """
     if Cancellation.objects.filter(invoice=submitted.invoice).exists():
         raise AlreadyKnown(f"Cancellation {submitted.invoice} was written before.")
-    cancellation = Cancellation.objects.create(**_head(submitted, judged))
-    _write_products(judged.good)
-    for line in judged.good:
+    cancellation = Cancellation.objects.create(**_head(submitted, validated))
+    _write_products(validated.accepted)
+    for line in validated.accepted:
         CancellationLine.objects.create(
             cancellation=cancellation,
-            order_line=_take_off_order(cancellation, line),
+            order_line=_cancel_bought_line(cancellation, line),
             product_id=line.stock_code,
             quantity=line.quantity,
             unit_price=line.unit_price,
@@ -41,8 +51,8 @@ def write_cancellation(submitted: SubmittedInvoice, judged: Judged) -> Cancellat
     return cancellation
 
 
-def refuse_lines(submitted: SubmittedInvoice, judged: Judged) -> None:
-    """Store rejected lines with their reasons."""
+def store_refused_lines(submitted: SubmittedInvoice, validated: Validated) -> None:
+    """Store refused lines with their reasons."""
     Refusal.objects.bulk_create(
         Refusal(
             what=Refusal.What.LINE,
@@ -51,16 +61,16 @@ def refuse_lines(submitted: SubmittedInvoice, judged: Judged) -> None:
             reason=refused.reason,
             content=msgspec.to_builtins(refused.line),
         )
-        for refused in judged.refused
+        for refused in validated.refused
     )
 
 
-def refuse(what: Refusal.What, submitted: SubmittedInvoice, reason: str) -> None:
-    """Store a rejected invoice."""
+def store_refusal(what: Refusal.What, submitted: SubmittedInvoice, reason: str) -> None:
+    """Store a refused invoice with the reason."""
     Refusal.objects.create(what=what, invoice=submitted.invoice, reason=reason, content=msgspec.to_builtins(submitted))
 
 
-def _head(submitted: SubmittedInvoice, judged: Judged) -> dict[str, Any]:
+def _head(submitted: SubmittedInvoice, validated: Validated) -> dict[str, Any]:
     """Return the fields that orders and cancellations have in common; create the customer if necessary."""
     customer: Customer | None = None
     if submitted.customer:
@@ -69,13 +79,13 @@ def _head(submitted: SubmittedInvoice, judged: Judged) -> dict[str, Any]:
         "invoice": submitted.invoice,
         "customer": customer,
         "country": submitted.country,
-        "invoiced_at": judged.invoiced_at,
-        "total": judged.total,
+        "invoiced_at": validated.invoiced_at,
+        "total": validated.total,
     }
 
 
-def _write_products(lines: list[GoodLine]) -> None:
-    # Sorted, so that two orders of the same products lock them in the same order.
+def _write_products(lines: list[AcceptedLine]) -> None:
+    # In the order of stock codes, so that two orders of the same products cannot deadlock.
     names = {line.stock_code: line.description for line in sorted(lines, key=lambda line: line.stock_code)}
     Product.objects.bulk_create(
         [Product(stock_code=code, description=description) for code, description in names.items()],
@@ -83,8 +93,12 @@ def _write_products(lines: list[GoodLine]) -> None:
     )
 
 
-def _take_off_order(cancellation: Cancellation, line: GoodLine) -> OrderLine | None:
-    """Add the quantity to `cancelled` of the customer's latest order line with enough left, and return that line."""
+def _cancel_bought_line(cancellation: Cancellation, line: AcceptedLine) -> OrderLine | None:
+    """
+    Add the quantity to `cancelled` of the order line with which the customer bought the goods, and return that line.
+
+    It is the latest line whose quantity suffices. Return None if there is none.
+    """
     if cancellation.customer is None:
         return None
     bought = (
@@ -104,7 +118,7 @@ def _take_off_order(cancellation: Cancellation, line: GoodLine) -> OrderLine | N
     return bought
 
 
-def orders_given_back(cancellation: Cancellation) -> list[str]:
-    """Return the invoices of the orders that a cancellation refers to."""
-    found = CancellationLine.objects.filter(cancellation=cancellation, order_line__isnull=False)
-    return sorted(found.values_list("order_line__order__invoice", flat=True).distinct())
+def cancelled_orders(cancellation: Cancellation) -> list[str]:
+    """Return the invoice numbers of the orders that a cancellation refers to."""
+    lines = CancellationLine.objects.filter(cancellation=cancellation, order_line__isnull=False)
+    return sorted(lines.values_list("order_line__order__invoice", flat=True).distinct())

@@ -17,7 +17,7 @@ def clear_cart(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderPlaced, group="points", retry=RETRY)
 def book_points(message: OrderPlaced, context: Context) -> None:
-    """Book a point of the customer's for each whole pound. Guests get none."""
+    """Give the customer a point for each whole pound. Guests get none."""
     if message.total <= 0:
         raise Reject(f"Order {message.invoice} has a total of {message.total}; points are given for what was paid.")
     if message.customer:
@@ -26,7 +26,7 @@ def book_points(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderCancelled, group="points", retry=RETRY)
 def take_points_back(message: OrderCancelled, context: Context) -> None:
-    """Subtract the points for a refund."""
+    """Subtract the points for the refunded amount."""
     if message.customer:
         PointsEntry.objects.create(customer_number=message.customer, invoice=message.invoice, points=-int(message.total))
 
@@ -40,7 +40,7 @@ def ship(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderShipped, group="letters", retry=RETRY)
 def write_letter(message: OrderShipped, context: Context) -> None:
-    """Write the customer a letter that the parcel has been shipped."""
+    """Write a letter that tells the customer that the parcel has been shipped."""
     Letter.objects.create(
         invoice=message.invoice,
         text=f"Dear {message.customer or 'guest'}, your order {message.invoice} is on its way.",

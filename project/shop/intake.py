@@ -1,4 +1,4 @@
-"""Validation of orders: which lines the shop accepts, and why it rejects the others."""
+"""Parse and validate orders and cancellations: the shop accepts some lines, and refuses others with a reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_PRICE = Decimal(1_000_000)
 
 
 class SubmittedLine(msgspec.Struct, frozen=True):
-    """A line as submitted: text, not validated yet. `line`: its number in the input."""
+    """A submitted line, not validated yet. `line` is its number in the input."""
 
     line: int
     stock_code: str
@@ -28,7 +28,7 @@ class SubmittedLine(msgspec.Struct, frozen=True):
 
 
 class SubmittedInvoice(msgspec.Struct, frozen=True):
-    """An order or a cancellation as submitted. `customer` is empty for a guest."""
+    """A submitted order or cancellation, not validated yet. `customer` is empty for a guest."""
 
     invoice: str
     invoiced_at: str
@@ -39,7 +39,7 @@ class SubmittedInvoice(msgspec.Struct, frozen=True):
 
 
 class ShopError(Exception):
-    """Raised when the shop rejects a request. `status`: the HTTP status."""
+    """Raised when the shop rejects a request. `status` is the HTTP status of the response."""
 
     status = 400
 
@@ -57,7 +57,7 @@ class AlreadyKnown(ShopError):
 
 
 @dataclass(frozen=True, slots=True)
-class GoodLine:
+class AcceptedLine:
     """An accepted line. `quantity` is positive, also on a cancellation."""
 
     stock_code: str
@@ -72,64 +72,77 @@ class GoodLine:
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """A rejected line, and the reason."""
+    """A refused line, and the reason."""
 
     line: SubmittedLine
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Validated:
     """The result of validating an invoice."""
 
     invoiced_at: datetime
-    good: list[GoodLine]
+    accepted: list[AcceptedLine]
     refused: list[RefusedLine]
 
     @property
     def total(self) -> Decimal:
-        return sum((line.amount for line in self.good), Decimal(0))
+        return sum((line.amount for line in self.accepted), Decimal(0))
 
 
 def read_invoice(body: bytes) -> SubmittedInvoice:
-    """Parse a request's body. Raises ShopError, which names the field, if it is not valid JSON of an invoice."""
+    """
+    Parse the body of a request.
+
+    Raises:
+        ShopError: it is not the JSON of an invoice; the text names the wrong field.
+    """
     try:
         return msgspec.json.decode(body, type=SubmittedInvoice)
     except msgspec.DecodeError as error:
         raise ShopError(f"The request is not an invoice: {error}.") from error
 
 
-def judge(submitted: SubmittedInvoice, *, cancels: bool) -> Judged:
+def validate(submitted: SubmittedInvoice, *, cancels: bool) -> Validated:
     """
-    Part the good lines of an order or a cancellation from those that are refused.
+    Separate the accepted lines of an order or a cancellation from the refused ones.
+
+    Args:
+        cancels: whether the invoice has to be a cancellation.
 
     Raises:
-        NotAccepted: number or date are wrong, so that no line can be accepted.
+        NotAccepted: the invoice's number or date is wrong, so that no line can be accepted.
     """
     number = INVOICE_NUMBER.fullmatch(submitted.invoice)
     if number is None or bool(number["cancels"]) is not cancels:
         wanted = "C and 6 to 10 digits" if cancels else "6 to 10 digits"
         raise NotAccepted(f"invoice number {submitted.invoice!r} is not {wanted}")
     invoiced_at = _read_time(submitted.invoiced_at)
-    good, refused = [], []
+    accepted, refused = [], []
     for line in submitted.lines:
         try:
-            good.append(_judge_line(line, cancels=cancels))
+            accepted.append(_validate_line(line, cancels=cancels))
         except ValueError as error:
             refused.append(RefusedLine(line, str(error)))
-    return Judged(invoiced_at, good, refused)
+    return Validated(invoiced_at, accepted, refused)
 
 
 def _read_time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError as error:
         raise NotAccepted(f"date {text!r} is not of the form 2010-12-01 08:26:00") from error
-    return found if found.tzinfo else found.replace(tzinfo=SHOP_TIME)
+    return time if time.tzinfo else time.replace(tzinfo=SHOP_TIME)
 
 
-def _judge_line(line: SubmittedLine, *, cancels: bool) -> GoodLine:
-    """Return an accepted line. Raises ValueError with the reason if it is rejected."""
+def _validate_line(line: SubmittedLine, *, cancels: bool) -> AcceptedLine:
+    """
+    Return the accepted line.
+
+    Raises:
+        ValueError: the line is refused; the text is the reason.
+    """
     quantity, price = _read_quantity(line.quantity), _read_price(line.unit_price)
     if not line.stock_code:
         raise ValueError("no stock code")
@@ -141,7 +154,7 @@ def _judge_line(line: SubmittedLine, *, cancels: bool) -> GoodLine:
         raise ValueError(f"quantity {quantity} on a cancellation: it must be negative")
     if not cancels and quantity <= 0:
         raise ValueError(f"quantity {quantity} on an order: it must be positive, only a cancellation gives back")
-    return GoodLine(line.stock_code, line.description, abs(quantity), price)
+    return AcceptedLine(line.stock_code, line.description, abs(quantity), price)
 
 
 def _read_quantity(text: str) -> int:

@@ -1,4 +1,4 @@
-"""The messages of the shop. Each contains everything its consumers need, so they need not look the order up."""
+"""The messages of the shop. Each contains all data that its consumers need, so that they need not query the order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class OrderPlaced(Message):
 
 
 class OrderCancelled(Message):
-    """Goods were given back. `orders` names those they came from; empty when none of them is in our books."""
+    """Goods were returned. `orders` has the invoice numbers of their orders, as far as the shop's tables have them."""
 
     invoice: str
     customer: str | None
     orders: list[str]
-    total: Decimal  # what is paid back: positive
+    total: Decimal  # the refunded amount: positive
 
     class Meta:
         topic = "order-cancellations"

@@ -1,8 +1,8 @@
 """
-The shop's books.
+The shop's tables.
 
-What consumers write (cart, points, shipments, letters) are ledgers without a unique constraint, and they name an order by
-its invoice number instead of a foreign key: whatever is applied twice, or for an order that was never placed, shows.
+The tables that consumers write to (cart, points, shipments, letters) have no unique constraints, and refer to an order by its
+invoice number instead of a foreign key. So a change that was applied twice, or for an order that was never placed, is visible.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OrderLine(models.Model):
     product = models.ForeignKey(Product, models.PROTECT, related_name="order_lines")
     quantity = models.PositiveIntegerField()
     unit_price = models.DecimalField(max_digits=10, decimal_places=2)
-    cancelled = models.PositiveIntegerField(default=0)  # the part of the quantity that was given back
+    cancelled = models.PositiveIntegerField(default=0)  # the part of the quantity that was returned
 
     class Meta:
         constraints = [
@@ -60,7 +60,7 @@ class Cancellation(models.Model):
     customer = models.ForeignKey(Customer, models.PROTECT, null=True, related_name="cancellations")
     country = models.TextField()
     invoiced_at = models.DateTimeField()
-    total = models.DecimalField(max_digits=12, decimal_places=2)  # what is paid back: positive
+    total = models.DecimalField(max_digits=12, decimal_places=2)  # the refunded amount: positive
     cancelled_at = models.DateTimeField(db_default=Now())
 
     def __str__(self) -> str:
@@ -69,10 +69,10 @@ class Cancellation(models.Model):
 
 class CancellationLine(models.Model):
     """
-    Goods given back. `order_line` is what they were bought with.
+    Returned goods. `order_line` is the order line with which they were bought.
 
-    It is NULL when none of the customer's orders in our books holds enough of them (bought on another day, or a
-    discount): then the line stands against the customer alone.
+    It is NULL if no order of the customer in the shop's tables has enough of them, since they were bought on another day, or the
+    line is a discount.
     """
 
     cancellation = models.ForeignKey(Cancellation, models.CASCADE, related_name="lines")
@@ -105,7 +105,7 @@ class Refusal(models.Model):
 
 
 class CartEntry(models.Model):
-    """A change of a cart, which has the number its invoice will get. The sum of changes is what lies in it."""
+    """A change of a cart, which has the number of its later invoice. The sum of its changes is the number of items in it."""
 
     invoice = models.TextField(db_index=True)
     change = models.IntegerField()
@@ -119,7 +119,7 @@ class CartEntry(models.Model):
 
 
 class PointsEntry(models.Model):
-    """Points a customer earned by an order, or lost by a cancellation."""
+    """Points that a customer earned with an order, or lost with a cancellation."""
 
     customer_number = models.TextField(db_index=True)
     invoice = models.TextField(db_index=True)
@@ -143,7 +143,7 @@ class Shipment(models.Model):
 
 
 class Letter(models.Model):
-    """What was written to a customer."""
+    """A letter to a customer."""
 
     invoice = models.TextField(db_index=True)
     text = models.TextField()

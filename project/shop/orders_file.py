@@ -1,8 +1,8 @@
 """
-Reads days of orders in the format of the Online Retail data set, plain or gzipped.
+Read a file of orders in the format of the Online Retail data set, plain or gzipped.
 
-The reader insists on the format and groups lines into invoices; whether a line makes sense is for the shop to say, which
-refuses it with a reason. Source: project/shop/data/SOURCE.md.
+The reader checks the format only, and groups lines into invoices. The shop validates the lines, and refuses some with a reason.
+Source: project/shop/data/SOURCE.md.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ COLUMNS = [
 
 
 class OrdersFileError(Exception):
-    """Raised when a file is not of the format; the text names file and line."""
+    """Raised when a file does not have the format; the text names file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of an invoice, as written. `line`: its number in the file, from 1, including the header."""
+    """A line of an invoice, as in the file. `line` is its number in the file, where the header is line 1."""
 
     line: int
     stock_code: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Invoice:
-    """An invoice as written; date, customer and country are those of its first line."""
+    """An invoice, as in the file; date, customer and country are those of its first line."""
 
     number: str
     invoiced_at: str
@@ -64,7 +64,7 @@ def read_orders(path: Path) -> list[Invoice]:
     Read all invoices of a `.csv` or `.csv.gz` file, in the order of their first lines.
 
     Raises:
-        OrdersFileError: the file is missing, no UTF-8 text, empty, or a line does not have the columns.
+        OrdersFileError: the file is missing, is not UTF-8 text, has no orders, or a line does not have the columns.
     """
     invoices: dict[str, Invoice] = {}
     try:
@@ -104,7 +104,7 @@ def _records(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 def _add(invoices: dict[str, Invoice], path: Path, line: int, record: list[str]) -> None:
     number, stock_code, description, quantity, date, price, customer, country = record
-    customer = customer.removesuffix(".0")  # the data set holds it as a decimal number
+    customer = customer.removesuffix(".0")  # the data set has it as a decimal number
     invoice = invoices.setdefault(number, Invoice(number, date, customer, country))
     if invoice.customer != customer:
         raise OrdersFileError(

@@ -84,7 +84,7 @@ class TestTheImage:
         started = self.start()
 
         assert started.returncode == 1
-        assert "Without DEBUG the shop is open to others: set SECRET_KEY in the environment." in started.stderr
+        assert "DEBUG is off, so the shop may be open to others: set SECRET_KEY in the environment." in started.stderr
 
     def test_starts_with_a_secret(self):
         started = self.start(SECRET_KEY="s")

@@ -102,14 +102,14 @@ class TestADemoThatCannotHaveRocketMQ:
         finished = _demo("--rocketmq", "127.0.0.1:8081")
 
         assert finished.returncode == 1
-        assert "name the proxy's and the name server's port, like 127.0.0.1:8081,127.0.0.1:9876" in finished.stderr
+        assert "give the addresses of proxy and name server, like 127.0.0.1:8081,127.0.0.1:9876" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_says_that_nobody_answers(self):
         finished = _demo("--rocketmq", "127.0.0.1:1,127.0.0.1:1")
 
         assert finished.returncode == 1
-        assert "The RocketMQ that name server 127.0.0.1:1 knows cannot be used" in finished.stderr
+        assert "The RocketMQ of name server 127.0.0.1:1 cannot be used" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_leaves_a_node_alone_whose_topics_are_in_use(self):
@@ -130,7 +130,7 @@ class TestADemoThatCannotHaveRocketMQ:
 
         assert finished.returncode == 1
         assert f"at {node.name_server} has messages already" in finished.stderr
-        assert "has messages already. Give the demo a fresh node" in finished.stderr
+        assert "has messages already. Use a new node" in finished.stderr
 
     @pytest.mark.rocketmq
     def test_says_what_to_install(self, tmp_path):

@@ -209,7 +209,7 @@ class TestARelayThatMayNotCreatePartitions:
             relay.start()
             beside.start()
             try:
-                named = wait_until(lambda: [one for one in self._named() if "The maintenance fails." in one])
+                named = wait_until(lambda: [one for one in self._named() if "Maintenance fails." in one])
                 wait_until(lambda: beside._failures > 3)
                 error = Process.objects.get(kind="relay").errors["maintenance"]
                 self._as_owner()
@@ -221,7 +221,7 @@ class TestARelayThatMayNotCreatePartitions:
                 beside.join(10)
 
         assert error.startswith("Database 'default' has no partition for tomorrow, and role 'outbox_role_of_a_test' may")
-        assert "The maintenance fails. The partition for tomorrow does not exist." in named[0]
+        assert "Maintenance fails. Tomorrow's partition does not exist." in named[0]
         assert "run outbox_maintenance as " in named[0]
         assert [one for one in caplog.messages if "may not create it" in one] == caplog.messages[:1]
 

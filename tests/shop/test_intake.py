@@ -3,7 +3,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 
-from project.shop.intake import NotAccepted, ShopError, SubmittedInvoice, SubmittedLine, judge, read_invoice
+from project.shop.intake import NotAccepted, ShopError, SubmittedInvoice, SubmittedLine, read_invoice, validate
 
 GOOD = SubmittedLine(line=2, stock_code="85123A", description="WHITE HANGING HEART", quantity="6", unit_price="2.55")
 
@@ -21,21 +21,21 @@ def line(**changes):
 
 class TestJudge:
     def test_accepts_a_good_line(self):
-        judged = judge(submitted(GOOD), cancels=False)
+        validated = validate(submitted(GOOD), cancels=False)
 
-        assert [good.amount for good in judged.good] == [Decimal("15.30")]
-        assert judged.total == Decimal("15.30")
-        assert judged.refused == []
+        assert [line.amount for line in validated.accepted] == [Decimal("15.30")]
+        assert validated.total == Decimal("15.30")
+        assert validated.refused == []
 
     def test_reads_dates_as_the_shops_local_time(self):
-        judged = judge(submitted(GOOD, invoiced_at="2010-07-01 08:26:00"), cancels=False)
+        validated = validate(submitted(GOOD, invoiced_at="2010-07-01 08:26:00"), cancels=False)
 
-        assert judged.invoiced_at.isoformat() == "2010-07-01T08:26:00+01:00"
+        assert validated.invoiced_at.isoformat() == "2010-07-01T08:26:00+01:00"
 
     def test_turns_a_cancellations_quantity_positive(self):
-        judged = judge(submitted(line(quantity="-6"), invoice="C536379"), cancels=True)
+        validated = validate(submitted(line(quantity="-6"), invoice="C536379"), cancels=True)
 
-        assert [good.quantity for good in judged.good] == [6]
+        assert [line.quantity for line in validated.accepted] == [6]
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
@@ -55,30 +55,30 @@ class TestJudge:
         ],
     )
     def test_refuses_a_dirty_line_with_a_reason_and_keeps_the_others(self, changes, reason):
-        judged = judge(submitted(GOOD, line(line=3, **changes)), cancels=False)
+        validated = validate(submitted(GOOD, line(line=3, **changes)), cancels=False)
 
-        assert len(judged.good) == 1
-        assert [refused.line.line for refused in judged.refused] == [3]
-        assert reason in judged.refused[0].reason
+        assert len(validated.accepted) == 1
+        assert [refused.line.line for refused in validated.refused] == [3]
+        assert reason in validated.refused[0].reason
 
     def test_refuses_a_positive_quantity_on_a_cancellation(self):
-        judged = judge(submitted(GOOD, invoice="C536379"), cancels=True)
+        validated = validate(submitted(GOOD, invoice="C536379"), cancels=True)
 
-        assert "quantity 6 on a cancellation" in judged.refused[0].reason
+        assert "quantity 6 on a cancellation" in validated.refused[0].reason
 
     @pytest.mark.parametrize("number", ["", "A563185", "C536365", "536365; DROP", "12"])
     def test_refuses_an_order_whose_number_is_none(self, number):
         with pytest.raises(NotAccepted, match="is not 6 to 10 digits"):
-            judge(submitted(GOOD, invoice=number), cancels=False)
+            validate(submitted(GOOD, invoice=number), cancels=False)
 
     def test_refuses_a_cancellation_with_the_number_of_an_order(self):
         with pytest.raises(NotAccepted, match="is not C and 6 to 10 digits"):
-            judge(submitted(GOOD), cancels=True)
+            validate(submitted(GOOD), cancels=True)
 
     @pytest.mark.parametrize("date", ["", "yesterday", "2010-13-01 08:26:00"])
     def test_refuses_an_order_without_a_date(self, date):
         with pytest.raises(NotAccepted, match="date"):
-            judge(submitted(GOOD, invoiced_at=date), cancels=False)
+            validate(submitted(GOOD, invoiced_at=date), cancels=False)
 
 
 class TestReadInvoice:

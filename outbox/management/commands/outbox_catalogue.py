@@ -24,7 +24,7 @@ from outbox.relay.hosts import databases
 
 class Command(BaseCommand):
     help = (
-        "Show which messages are sent, who handles them, what is promised about each topic, and what became of the newest ones. "
+        "Show message types, their handlers, the promises about each topic, and counts of the newest messages. "
         "Exit code: 0 shown, 1 a topic of a type or a handler is not in the settings, or a type cannot be described, 2 a "
         "database cannot be reached, or an AsyncAPI document cannot be made."
     )
@@ -39,7 +39,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         if options["asyncapi"] and options["database"]:
-            raise unable("--database is not for --asyncapi.")
+            raise unable("--database cannot be used with --asyncapi, which reads no database.")
         try:
             topics = read_entries()
             described = document(topics) if options["asyncapi"] else None
@@ -75,7 +75,7 @@ def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str
     if handlers:
         parts.append(table(["group", "handles", "handler", "tags", "retries"], handlers))
     else:
-        parts.append("Nobody handles its messages here.")
+        parts.append("This project has no handler for its messages.")
     newest = []
     for alias, rows in traffic.items():
         for row in (row for row in rows if row.topic == topic.name):

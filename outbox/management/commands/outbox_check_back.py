@@ -1,4 +1,4 @@
-"""Answer a check-back about one message, as for a broker."""
+"""Answer a check-back about one message, in the same way as if a broker had asked."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from outbox.message import UNKNOWN, Half
 
 class Command(BaseCommand):
     help = (
-        "Print the answer to a check-back about one message. As for a broker, the answer is recorded, and a batch whose lease "
-        "is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, 1 UNKNOWN, 2 there is no such message, or a "
-        "database cannot be reached."
+        "Print the answer to a check-back about one message. As if a broker had asked, the answer is recorded, and a batch whose "
+        "lease is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, 1 UNKNOWN, 2 there is no such message, or "
+        "a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -34,7 +34,7 @@ class Command(BaseCommand):
     def handle(self, *, message_id: str, json: bool, **options: Any) -> None:
         topic, state, half, alias = _find(message_id)
         if half is None:
-            given = Answer(UNKNOWN, f"It has no half message that a broker could ask about; it is {state}.")
+            given = Answer(UNKNOWN, f"The message has no half message that a broker could ask about; it is {state}.")
         else:
             given = answer(half, asked_by="command", using=alias)
         as_output = _as_json if json else _as_text

@@ -1,4 +1,4 @@
-"""The long-running checker."""
+"""The long-running checker. It answers check-backs: a broker asks whether the transaction of a half message committed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.shutdown import GracefulShutdown
 
 class Command(BaseCommand):
     help = (
-        "Answer the check-backs of brokers that ask producers. Every relay does this too; use this command where no relay runs "
+        "Answer the check-backs of brokers that ask producers. Every relay does this too; use this command if no relay runs "
         "all the time. You can start any number of checkers; they share the questions. Ends cleanly on SIGTERM and SIGINT, "
         f"within 5 s. Exit code: 0 stopped by a signal, 1 failed, 2 could not start, {ENDED_UNFINISHED}."
     )
@@ -38,28 +38,30 @@ class Command(BaseCommand):
             using = hosts.databases([options["database"]] if options["database"] else None)[0]
             aliases = brokers_that_ask(set(options["broker"] or conf.settings().brokers))
             if not aliases:
-                raise unable("No broker asks producers. The check loop that other brokers need runs in every relay.")
+                raise unable(
+                    "None of the brokers sends check-backs to producers. For other brokers, every relay asks and answers."
+                )
             is_over_http = options["over_http"]
             ask, note_sent = (make_asker(using), log_sent) if is_over_http else (in_process(using), None)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")
-        _stay([Checker(alias, using, ask, note_sent=note_sent) for alias in aliases])
+        _run([Checker(alias, using, ask, note_sent=note_sent) for alias in aliases])
 
 
-def _stay(checkers: list[Checker]) -> None:
+def _run(checkers: list[Checker]) -> None:
     """
-    Keep checkers listening until a signal comes.
+    Run checkers until a signal arrives.
 
     Raises:
-        CommandError: a thread ended by itself.
+        CommandError: a thread ended without a signal.
     """
     threads = [RepeatingThread(f"Checker of broker {checker.alias!r}", checker.turn, pause=BEAT_SECONDS) for checker in checkers]
     with GracefulShutdown(threads) as shutdown:
-        is_asked = run_until_stopped(threads, shutdown)
+        is_signalled = run_until_stopped(threads, shutdown)
         for thread in threads:
             thread.join()
         for checker in checkers:
             checker.close()
-    if not is_asked:
-        raise CommandError("A checker ended by itself; the log says why.")
+    if not is_signalled:
+        raise CommandError("A checker ended without a signal; the log says why.")

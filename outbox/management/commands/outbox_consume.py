@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 class Command(BaseCommand):
     help = (
-        "Receive messages for consumer groups and handle each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s of the "
-        "last handler's return: the current message is finished, the others are deferred. A second signal ends it at once. "
-        "Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or database or broker cannot be reached "
-        f"with --once or --until-idle, {ENDED_UNFINISHED}."
+        "Receive messages for consumer groups and handle each one once. Ends cleanly on SIGTERM and SIGINT, within 5 s after the "
+        "last handler returns: the current message is finished, the others are deferred. A second signal ends it at once. "
+        "Exit code: 0 stopped by a signal or by an option, 1 failed, 2 could not start, or with --once or --until-idle, "
+        f"a database or broker cannot be reached, {ENDED_UNFINISHED}."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -54,7 +54,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         if options["take_over"] and not options["group"]:
-            raise unable("--take-over needs --group: name the groups whose owner's database is gone.")
+            raise unable("--take-over needs --group: name the groups that another database owns, which this one replaces.")
         try:
             chosen = _choose(options["group"])
             if options["take_over"]:
@@ -67,19 +67,19 @@ class Command(BaseCommand):
         greet(self, options, f"Consuming {'; '.join(map(_describe, chosen))}.")
         with GracefulShutdown(consumers.threads) as shutdown:
             consumers.start(until_idle=options["until_idle"], once=options["once"])
-            beside = _beside(consumers, chosen)
-            for thread in beside:
+            side_threads = _side_threads(consumers, chosen)
+            for thread in side_threads:
                 thread.start()
             shutdown.wait(consumers.is_working)
             consumers.stop()
-            for thread in beside:
+            for thread in side_threads:
                 thread.stop()
             try:
                 consumers.join()
             except (OutboxError, DatabaseError, psycopg.Error) as error:
                 raise unable(error) from error
             finally:
-                _leave(consumers)
+                _delete_heartbeats(consumers)
         self._report(consumers, as_json=options["json"])
 
     def _report(self, consumers: ConsumerThreads, *, as_json: bool) -> None:
@@ -88,8 +88,8 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(summary))
             return
         for name, numbers in summary.items():
-            said = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in numbers.items() if count)
-            self.stdout.write(f"{name}: {said or 'no messages'}")
+            text = ", ".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in numbers.items() if count)
+            self.stdout.write(f"{name}: {text or 'no messages'}")
 
 
 def _count(text: str) -> int:
@@ -106,21 +106,25 @@ def _choose(names: list[str] | None) -> list[Group]:
     return list(groups().values())
 
 
-def _describe(one: Group) -> str:
-    return f"group {one.name!r}, topics {', '.join(one.topics)}"
+def _describe(chosen_group: Group) -> str:
+    return f"group {chosen_group.name!r}, topics {', '.join(chosen_group.topics)}"
 
 
-def _beside(consumers: ConsumerThreads, chosen: list[Group]) -> list[RepeatingThread]:
-    """Return the threads beside the consumers: heartbeats, and the search for gaps. Consumers do not depend on them."""
+def _side_threads(consumers: ConsumerThreads, chosen: list[Group]) -> list[RepeatingThread]:
+    """Return the threads for heartbeats and for the search for gaps. Consumers do not depend on them."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
-        RepeatingThread("Heartbeat of consumers", partial(_again, _beat, consumers), pause=heartbeats.BEAT_SECONDS),
-        RepeatingThread("Look for gaps", partial(_again, _look, chosen), pause=settle_seconds, begins_after=settle_seconds),
+        RepeatingThread(
+            "Heartbeat of consumers", partial(_with_new_connections, _send_heartbeats, consumers), pause=heartbeats.BEAT_SECONDS
+        ),
+        RepeatingThread(
+            "Look for gaps", partial(_with_new_connections, _find_gaps, chosen), pause=settle_seconds, begins_after=settle_seconds
+        ),
     ]
 
 
-def _again(step: Callable[[T], object], subject: T) -> None:
-    """Run a step on Django's connections, which are closed after an error, to be opened again by the next step."""
+def _with_new_connections(step: Callable[[T], object], subject: T) -> None:
+    """Run a step over Django's connections. After an error, close them, so that the next step opens new ones."""
     try:
         step(subject)
     except BaseException:
@@ -128,24 +132,24 @@ def _again(step: Callable[[T], object], subject: T) -> None:
         raise
 
 
-def _look(chosen: list[Group]) -> None:
+def _find_gaps(chosen: list[Group]) -> None:
     for chosen_group in chosen:
         with noting(Loop("search for gaps", chosen_group.using, group=chosen_group.name)):
             find_gaps(chosen_group)
 
 
-def _beat(consumers: ConsumerThreads) -> None:
+def _send_heartbeats(consumers: ConsumerThreads) -> None:
     for using, alias, name in consumers.targets():
         database.ensure_fit(using, database.raw(using))
         subscriptions.beat(group(name), alias)
 
 
-def _leave(consumers: ConsumerThreads) -> None:
-    """Delete the heartbeats. Where a database is away, they stay until they are stale."""
+def _delete_heartbeats(consumers: ConsumerThreads) -> None:
+    """Delete the heartbeats. In a database that cannot be reached, they stay until they are stale."""
     try:
         for using, alias, name in consumers.targets():
             heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
-    except psycopg.errors.UndefinedTable:  # there never was a heartbeat
+    except psycopg.errors.UndefinedTable:  # the tables were never made, so there was no heartbeat
         connections.close_all()
     except (DatabaseError, psycopg.Error) as error:
         logger.warning("The heartbeats of the consumers could not be deleted: %s", str(error).strip())

@@ -1,4 +1,4 @@
-"""Check everything that is needed for messages to be delivered."""
+"""Check everything that the delivery of messages needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand
 from outbox.findings import Finding
 from outbox.monitoring.doctor import check
 
-SIGNS = {"ok": "ok", "warning": "!", "error": "!!"}  # in the order of their exit codes
+SIGNS = {"ok": "ok", "warning": "!", "error": "!!"}  # the exit code is the index of the worst level
 
 
 class Command(BaseCommand):
@@ -20,7 +20,7 @@ class Command(BaseCommand):
         "check-back endpoint, and print what to do about problems. No message is sent. "
         "Exit code: 0 no problems, 1 something needs attention, 2 something cannot be reached, or cannot work."
     )
-    requires_system_checks: list[str] = []  # it runs them itself, and continues after errors
+    requires_system_checks: list[str] = []  # the doctor runs the system checks itself, and reports their errors as findings
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one line of JSON")

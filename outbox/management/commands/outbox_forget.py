@@ -1,4 +1,4 @@
-"""Drop what waits for a consumer group whose code was removed."""
+"""Drop the messages that wait for a consumer group whose code was removed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outbox.relay.hosts import databases
 logger = get_logger(__name__)
 
 Dropped = dict[str, Any]
-"""The messages of a group in a topic: database, broker and topic, and how many were waiting and deferred."""
+"""The messages of a group in a topic: database, broker and topic, and the numbers of waiting and deferred messages."""
 
 FINAL = "This cannot be undone: these messages can never be delivered to the group again."
 
@@ -39,11 +39,11 @@ class Command(BaseCommand):
     help = (
         "Drop the waiting and deferred messages of a consumer group whose code was removed, after a list and a confirmation. "
         "Messages of topics that the group still has a handler for are kept. Exit code: 0 dropped, 1 nothing to drop, 2 refused, "
-        "or a database or broker cannot be reached."
+        "or a database or broker cannot be reached. Processes of the group must have been stopped."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("group", metavar="GROUP", help="its name")
+        parser.add_argument("group", metavar="GROUP", help="the group's name")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated (default: all)")
         parser.add_argument("--no-input", action="store_true", help="drop without a confirmation")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
@@ -54,7 +54,7 @@ class Command(BaseCommand):
         try:
             dropped = list(_find(group, only))
             for alias in {entry["broker"] for entry in dropped}:
-                _forget(group, alias, [])  # raises where the broker cannot
+                _forget(group, alias, [])  # raises an error if the broker cannot drop messages, before any are dropped
             if dropped and not options["no_input"]:
                 confirm(f"{_as_table(dropped)}\n\n{FINAL}")
                 _require_stopped(group, [entry["topic"] for entry in dropped])
@@ -77,7 +77,12 @@ class Command(BaseCommand):
 
 
 def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
-    """Yield what is to be dropped. Raises CommandError where a process or a handler of the group is in use."""
+    """
+    Yield the messages to drop, by database, broker and topic.
+
+    Raises:
+        CommandError: the group has a handler for a topic in `only`, or one of its consumers has not been stopped.
+    """
     handled = groups()[group].topics if group in groups() else []
     if refused := [topic for topic in only or () if topic in handled]:
         raise unable(
@@ -88,19 +93,25 @@ def _find(group: str, only: Sequence[str] | None) -> Iterator[Dropped]:
             status = read_status(connection, alias)
         for progress in (progress for progress in status.groups if progress.consumer_group == group):
             if progress.trouble:
-                raise unable(f"Broker {progress.broker!r} cannot tell what waits for group {group!r}: {progress.trouble}")
+                text = f"Broker {progress.broker!r} did not say how many messages wait for group {group!r}: {progress.trouble}"
+                raise unable(text)
             topics = [topic for topic in {*progress.waiting, *progress.deferred} if topic not in handled]
             chosen = sorted(topic for topic in topics if only is None or topic in only)
             _require_stopped(group, chosen)
             for topic in chosen:
                 count = progress.deferred.get(topic)
                 deferred = count.waiting + count.held + count.dead if count else 0
-                place = {"database": alias, "broker": progress.broker, "topic": topic}
-                yield place | {"waiting": progress.waiting.get(topic, 0), "deferred": deferred}
+                key = {"database": alias, "broker": progress.broker, "topic": topic}
+                yield key | {"waiting": progress.waiting.get(topic, 0), "deferred": deferred}
 
 
 def _require_stopped(group: str, topics: Sequence[str]) -> None:
-    """Raise CommandError if a consumer has taken one of the topics in the last hour and has not been stopped cleanly."""
+    """
+    Require that no consumer of the group reads one of the topics.
+
+    Raises:
+        CommandError: one has sent heartbeats in the last hour and has not been stopped cleanly.
+    """
     for alias in databases():
         with connected(alias, "outbox forget") as connection:
             processes = read_processes(connection)
@@ -110,7 +121,7 @@ def _require_stopped(group: str, topics: Sequence[str]) -> None:
                 raise unable(
                     f"A consumer of group {group!r} takes topic {taken[0]!r}: process {process.name}, whose last heartbeat came "
                     f"{age(process.silent_seconds)} ago. Stop it, and all others of that release, before you drop its messages. "
-                    "One that was killed counts for an hour."
+                    "A process that was killed counts for an hour."
                 )
 
 

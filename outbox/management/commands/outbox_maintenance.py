@@ -1,4 +1,4 @@
-"""Create the partitions of coming days, and delete messages and rows that are past their retention."""
+"""Create the daily partitions of coming days, and delete messages and rows that are past their retention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outbox.relay.maintenance import Pruned, maintain
 
 class Command(BaseCommand):
     help = (
-        "Create the partitions of coming days, drop those of days past OUTBOX['RETENTION'] and delete other rows past it, as a "
-        "relay does each hour. Run it as the owner of the tables, from cron, where relays have another role. "
-        "Exit code: 0 done, 1 something past its retention was kept, 2 a database cannot be reached, or refuses it."
+        "Create the daily partitions of coming days, drop partitions past OUTBOX['RETENTION'], and delete other rows past it, as "
+        "a relay does each hour. Run it as the owner of the tables, from cron, if relays have another role. "
+        "Exit code: 0 done, 1 something past its retention was kept, 2 a database cannot be reached, or refuses a statement."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -29,7 +29,9 @@ class Command(BaseCommand):
         parser.add_argument("topic", metavar="TOPIC", help="the topic's name")
         parser.add_argument("--resume", action="store_true", help="resume the topic")
         parser.add_argument("--reason", default="", metavar="TEXT", help="why, for other operators")
-        parser.add_argument("--by", metavar="NAME", help="who pauses it (default: the command with the system's user and host)")
+        parser.add_argument(
+            "--by", metavar="NAME", help="the operator's name (default: the command with the system's user and host)"
+        )
         parser.add_argument("--database", action="append", metavar="ALIAS", help="may be repeated (default: all)")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
@@ -53,7 +55,7 @@ class Command(BaseCommand):
 
 def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     """
-    Return the topic's pause in each database that has the topic. All are read before any is changed.
+    Return the topic's pause in each database that has the topic; all are read before the first is changed.
 
     Raises:
         CommandError: no database has the topic.
@@ -64,7 +66,7 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
         with database.connect(alias, application_name="outbox pause") as connection:
             database.ensure_fit(alias, connection)
             if topic in conf.settings().topics:
-                topics.write_topic(connection, topic)  # it may be new, and have no row yet
+                topics.write_topic(connection, topic)  # a new topic may have no row yet
             pauses = topics.pauses(connection)
         known.update(pauses)
         if topic in pauses:
@@ -82,13 +84,13 @@ def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]
 
 
 def _as_text(alias: str, topic: str, pause: Pause | None, *, is_changed: bool) -> str:
-    place = f"Database {alias!r}: topic {topic!r}"
+    subject = f"Database {alias!r}: topic {topic!r}"
     if pause is None:
-        return f"{place} is resumed." if is_changed else f"{place} was not paused."
-    what = "is paused" if is_changed else "was paused before"
+        return f"{subject} is resumed." if is_changed else f"{subject} was not paused."
+    verb = "is paused" if is_changed else "was paused before"
     by = f" by {pause.by}" if pause.by else ""
     since = f" since {pause.at:%Y-%m-%d %H:%M:%S %Z}" if pause.at else ""
-    return f"{place} {what}{by}{since}" + (f": {pause.reason}" if pause.reason else ".")
+    return f"{subject} {verb}{by}{since}" + (f": {pause.reason}" if pause.reason else ".")
 
 
 def _as_json(pause: Pause | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The long-running relay."""
+"""The long-running relay, which moves messages from their rows to the broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from outbox.relay.maintenance import MAINTENANCE_INTERVAL, maintain, prune_broke
 from outbox.relay.rounds import RelayResult
 from outbox.shutdown import GracefulShutdown
 
-CHECK_EVERY = 1.0  # seconds
+CHECK_INTERVAL_SECONDS = 1.0
 
 
 class Command(BaseCommand):
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--take-over",
             action="store_true",
-            help="where a broker sends in transactions: take its lanes over from another database that this one replaces",
+            help="for a broker that sends in transactions: take its lanes over from another database, which this one replaces",
         )
         parser.add_argument("--json", action="store_true", help="print the summary as one line of JSON")
 
@@ -51,7 +51,7 @@ class Command(BaseCommand):
         try:
             targets = hosts.relay_targets(options["database"], options["broker"])
             if not targets:
-                raise unable('No relay is needed: OUTBOX["TOPICS"] is empty, or no database may hold messages.')
+                raise unable('No relay is needed, since OUTBOX["TOPICS"] is empty, or no database may hold messages.')
             hosts.require_sessions(target.database for target in targets)
             greet(self, options, f"Relaying {'; '.join(map(str, targets))}.")
             done = (_run_once if options["once"] else _run)(targets, takes_over=options["take_over"])
@@ -81,27 +81,27 @@ def _run_once(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hos
 
 def _run(targets: list[hosts.RelayTarget], *, takes_over: bool) -> dict[hosts.RelayTarget, RelayResult]:
     """
-    Run relays, check-backs and maintenance until a signal comes.
+    Run relays, check-backs and maintenance until a signal arrives.
 
     Raises:
-        CommandError: a thread ended by itself.
+        CommandError: a thread ended without a signal.
     """
     relays = [RelayThread(target, takes_over=takes_over) for target in targets]
-    threads = [*relays, *_beside(targets)]
+    threads = [*relays, *_side_threads(targets)]
     with GracefulShutdown(relays) as shutdown:
-        is_asked = run_until_stopped(threads, shutdown)
+        is_signalled = run_until_stopped(threads, shutdown)
         for relay in relays:
             relay.join()
-    if not is_asked:
-        raise CommandError("A relay ended by itself; the log says why.")
+    if not is_signalled:
+        raise CommandError("A relay ended without a signal; the log says why.")
     return {relay.target: relay.total for relay in relays}
 
 
-def _beside(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
-    """Yield the threads beside the relays: check loops, checkers, and maintenance."""
+def _side_threads(targets: list[hosts.RelayTarget]) -> Iterator[RepeatingThread]:
+    """Yield the threads that run beside the relays: check-back loops, checkers, and maintenance."""
     brokers, using = {target.broker for target in targets}, targets[0].database
     for alias in brokers_to_ask_for(brokers):
-        yield RepeatingThread(f"Check loop of broker {alias!r}", CheckLoop(alias, using).turn, pause=CHECK_EVERY)
+        yield RepeatingThread(f"Check loop of broker {alias!r}", CheckLoop(alias, using).turn, pause=CHECK_INTERVAL_SECONDS)
     for alias in brokers_that_ask(brokers):
         checker = Checker(alias, using, in_process(using))
         yield RepeatingThread(f"Checker of broker {alias!r}", checker.turn, pause=BEAT_SECONDS)

@@ -30,7 +30,7 @@ from outbox.models import Act, Deferred, State
 from outbox.monitoring.text import count
 from outbox.relay.hosts import databases
 
-LISTED = 1000  # messages
+MAX_LISTED = 1000  # messages of a database
 NEVER_SENT = "This cannot be undone: discarded messages are never sent again."
 NEVER_HANDLED = "This cannot be undone: discarded messages are never handled."
 
@@ -43,37 +43,37 @@ SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1], array_agg(u
 FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE b.state = {State.DEAD} AND u.n <> ALL(b.split) AND (%(ids)s::uuid[] IS NULL OR u.id = ANY(%(ids)s))
     AND (%(topics)s::text[] IS NULL OR t.name = ANY(%(topics)s)) GROUP BY t.name ORDER BY t.name
-"""  # noqa: S608  (a number of ours)
+"""  # noqa: S608  (the state is a constant)
 
 
 class Command(BaseCommand):
     help = (
         "List the messages that consumer groups have deferred, dead letters first; with MESSAGE_ID or --all, replay dead "
-        "letters, with failures counted from zero. With --unsent, those that the broker rejected; with --lost or --ignored, "
-        "those that a group lost or had no handler for, which are delivered to that group again. Exit code: 0 done, 1 something "
-        "was not done, 2 a database cannot be reached."
+        "letters, with failures counted from zero. With --unsent, do this with messages that the broker rejected; with --lost or "
+        "--ignored, with messages that a group lost or had no handler for, which are delivered to that group again. "
+        "Exit code: 0 done, 1 something was not done, 2 a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="only these")
-        parser.add_argument("--all", action="store_true", help="all that would be listed")
+        parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="only these messages")
+        parser.add_argument("--all", action="store_true", help="all messages that would be listed")
         kind = parser.add_mutually_exclusive_group()
         kind.add_argument("--unsent", action="store_true", help="dead messages, which the broker rejected")
         kind.add_argument("--lost", action="store_true", help="messages in the open gaps of groups")
-        kind.add_argument("--ignored", action="store_true", help="messages that a group ignored and has a handler for now")
+        kind.add_argument("--ignored", action="store_true", help="messages that a group ignored and now has a handler for")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")
         parser.add_argument("--group", action="append", metavar="NAME", help="only of this group; may be repeated")
         parser.add_argument("--type", metavar="NAME", help="only of this message type")
         parser.add_argument("--key", metavar="KEY", help="only of this key")
-        parser.add_argument("--error", metavar="TEXT", help="only those whose error or reason contains this text")
-        parser.add_argument("--state", choices=[*DeferredState], help="only in this state (default: those that the act is for)")
+        parser.add_argument("--error", metavar="TEXT", help="only messages whose error or reason contains this text")
+        parser.add_argument("--state", choices=[*DeferredState], help="only in this state (default: the states of the act)")
         parser.add_argument(
-            "--since", type=time, metavar="TIME", help="only those deferred since this time: 30m, 2h or 7d ago, or ISO 8601"
+            "--since", type=time, metavar="TIME", help="only messages deferred since this time: 30m, 2h or 7d ago, or ISO 8601"
         )
         act = parser.add_mutually_exclusive_group()
-        act.add_argument("--discard", action="store_true", help="discard them instead, after a confirmation")
-        act.add_argument("--retry-now", action="store_true", help="have those that wait handled now")
-        act.add_argument("--hold", action="store_true", help="keep those that wait from being handled, until --retry-now")
+        act.add_argument("--discard", action="store_true", help="discard the messages instead, after a confirmation")
+        act.add_argument("--retry-now", action="store_true", help="let waiting messages be handled now")
+        act.add_argument("--hold", action="store_true", help="keep waiting messages from being handled until --retry-now")
         parser.add_argument("--list", action="store_true", help="only list the messages that the act is for")
         parser.add_argument("--no-input", action="store_true", help="discard without a confirmation")
         parser.add_argument("--database", metavar="ALIAS", help="only in this database (default: all; with --unsent: default)")
@@ -113,7 +113,7 @@ class Command(BaseCommand):
             if options["discard"] and rows and not options["no_input"]:
                 confirm(f"{listed}\n\nThey will be discarded. {NEVER_SENT}")
             by, discard = actor("outbox_replay"), options["discard"]
-            if ids or discard:  # those that die in the meantime stay dead
+            if ids or discard:  # messages that die in the meantime are left alone
                 chosen = ids or [message_id for row in rows for message_id in row[3]]
                 results = [replay_messages(connection, chosen, by=by, discard=discard)]
             else:
@@ -131,8 +131,8 @@ class Command(BaseCommand):
 
     def _undelivered(self, options: dict[str, Any], *, is_act: bool) -> None:
         kind = "ignored" if options["ignored"] else "lost"
-        others = ("key", "error", "state", "retry_now", "hold", "discard")
-        _refuse(options, others if options["ignored"] else (*others, "since"), f"--{kind}")
+        unusable = ("key", "error", "state", "retry_now", "hold", "discard")
+        _refuse(options, unusable if options["ignored"] else (*unusable, "since"), f"--{kind}")
         ids = [_uuid(text) for text in options["message_id"]]
         aliases = _databases(options)
         if options["ignored"]:
@@ -176,8 +176,9 @@ class Command(BaseCommand):
             is_for_act = options["list"] and (options["all"] or options["message_id"])
             self._list([rows.filter(APPLIES[act]) for rows in chosen] if is_for_act else chosen, as_json=options["json"])
             return
-        ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]  # later rows are left alone
-        chosen = [rows.filter(id__in=some) for rows, some in zip(chosen, ids, strict=True)]
+        # The act is for the rows that match now, so that rows that come during the confirmation are left alone.
+        ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]
+        chosen = [rows.filter(id__in=ids_of_database) for rows, ids_of_database in zip(chosen, ids, strict=True)]
         wanted = sum(map(len, ids))
         if act is Act.DISCARDED and wanted and not options["no_input"]:
             confirm(f"{_as_kinds(chosen)}\n\n{count(wanted, 'message')} will be discarded. {NEVER_HANDLED}")
@@ -192,14 +193,14 @@ class Command(BaseCommand):
             raise SystemExit(1)
 
     def _list(self, chosen: Sequence[QuerySet[Deferred]], *, as_json: bool) -> None:
-        rows = [row for queryset in chosen for row in queryset.order_by(F("dead_at").desc(nulls_last=True), "id")[:LISTED]]
+        rows = [row for queryset in chosen for row in queryset.order_by(F("dead_at").desc(nulls_last=True), "id")[:MAX_LISTED]]
         if as_json:
             listed = [_as_dict(row) for row in rows]
             self.stdout.write(json.dumps({"deferred": listed}, default=str))
         elif not rows:
             self.stdout.write("No deferred messages.")
         else:
-            more = [f"There are more: the first {LISTED} of a database are listed."] if len(rows) >= LISTED else []
+            more = [f"There may be more: the first {MAX_LISTED} of each database are listed."] if len(rows) >= MAX_LISTED else []
             self.stdout.write("\n\n".join([_as_kinds(chosen), _as_table(rows), *more]))
 
     def _say(self, as_dict: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -215,7 +216,13 @@ def _act(options: dict[str, Any]) -> Act:
 
 
 def _databases(options: dict[str, Any]) -> list[str]:
-    """Return the databases that are asked, each of which has the outbox's tables and can be reached."""
+    """
+    Return the databases to read.
+
+    Raises:
+        CommandError: no group has its inbox in the database of the option.
+        NotMigrated, psycopg.Error: one has no tables of the outbox, or cannot be reached.
+    """
     known = deferred_databases()
     if options["database"] and options["database"] not in known:
         raise unable(f"No group has its inbox in database {options['database']!r}. Choices are: {', '.join(known)}.")
@@ -227,7 +234,7 @@ def _databases(options: dict[str, Any]) -> list[str]:
 
 
 def _choose(options: dict[str, Any]) -> list[QuerySet[Deferred]]:
-    """Return the deferred messages that the options are about, of each database."""
+    """Return the deferred messages that the options choose, of each database."""
     of_databases = [Deferred.objects.using(alias).defer("body", "headers") for alias in _databases(options)]
     known = {pair for rows in of_databases for pair in rows.order_by().values_list("consumer_group", "topic").distinct()}
     _require("group", options["group"], {*groups(), *(group for group, _ in known)})
@@ -273,7 +280,7 @@ def _as_dict(row: Deferred) -> dict[str, Any]:
 
 
 def _as_kinds(chosen: Sequence[QuerySet[Deferred]]) -> str:
-    """Return a table of the messages by group, topic, reason and similar errors, the most frequent first."""
+    """Return a table that counts the messages by group, topic, reason and similar errors, the most frequent first."""
     columns = ("consumer_group", "topic", "reason", "fingerprint")
     heads = ["messages", "group", "topic", "reason", "error", "first", "last"]
     rows = [

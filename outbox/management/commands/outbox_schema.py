@@ -1,4 +1,4 @@
-"""Compare message types with those of other releases, and with what is stored."""
+"""Compare message types with those of other releases, and with stored messages."""
 
 from __future__ import annotations
 
@@ -23,42 +23,46 @@ from outbox.relay.hosts import databases
 from outbox.schema import changes, snapshot
 
 FILE = "outbox_schema.json"
-TELL_EVERY = 100_000  # messages
-NOT_WRITTEN = "Nothing was written: mend it, or add --accept-breaks where nobody is concerned."
+REPORT_EVERY = 100_000  # messages
+NOT_WRITTEN = "Nothing was written. Correct the change, or add --accept-breaks if it breaks nobody in your case."
 
 
 class Command(BaseCommand):
     help = (
-        "Compare the message types with the snapshot in your repository, or write it; or read stored messages by the code that "
-        "is about to be deployed. Exit code: 0 nothing to do, 1 a change breaks others or is not in the snapshot, or a message "
-        "cannot be read, 2 the snapshot or a message type cannot be read, or the database cannot be reached."
+        "Compare the message types with the snapshot in your repository, or write the snapshot; or read stored messages with the "
+        "code that is about to be deployed. Exit code: 0 nothing to do, 1 a change breaks others or is not in the snapshot, or "
+        "a message cannot be read, 2 the snapshot or a message type cannot be read, or the database cannot be reached."
     )
-    requires_system_checks: list[str] = []  # its own texts name more than the first problem
+    requires_system_checks: list[str] = []  # they would stop at errors that this command lists with all other problems
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        does = parser.add_mutually_exclusive_group(required=True)
-        does.add_argument("--write", action="store_true", help="write the snapshot; not while a change breaks others")
-        does.add_argument(
-            "--check", action="store_true", help="write nothing, and fail where a change breaks others or is not in the snapshot"
+        mode = parser.add_mutually_exclusive_group(required=True)
+        mode.add_argument("--write", action="store_true", help="write the snapshot, unless a change breaks others")
+        mode.add_argument(
+            "--check", action="store_true", help="write nothing, and fail if a change breaks others or is not in the snapshot"
         )
-        does.add_argument(
+        mode.add_argument(
             "--against-database",
             action="store_true",
             help=f"read messages that consumers are still to get, {stored.SAMPLE:,} of each list, with the code of this release",
         )
-        parser.add_argument("--all", action="store_true", help="with --against-database: read all of them")
+        parser.add_argument("--all", action="store_true", help="with --against-database: read all messages")
         parser.add_argument(
             "--database", action="append", metavar="ALIAS", help="with --against-database; may be repeated (default: all)"
         )
-        parser.add_argument("--accept-breaks", action="store_true", help="with --write: write it although changes break others")
-        parser.add_argument("--file", type=Path, metavar="PATH", help=f"the snapshot (default: {FILE} in BASE_DIR, or here)")
+        parser.add_argument(
+            "--accept-breaks", action="store_true", help="with --write: write the snapshot although changes break others"
+        )
+        parser.add_argument(
+            "--file", type=Path, metavar="PATH", help=f"the snapshot (default: {FILE} in BASE_DIR, or in the current directory)"
+        )
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
         if options["accept_breaks"] and not options["write"]:
-            raise unable("--accept-breaks is for --write.")
+            raise unable("--accept-breaks can only be used with --write.")
         if (options["all"] or options["database"]) and not options["against_database"]:
-            raise unable("--all and --database are for --against-database.")
+            raise unable("--all and --database can only be used with --against-database.")
         if options["against_database"]:
             self._read_stored(options)
         else:
@@ -86,7 +90,7 @@ class Command(BaseCommand):
         shown = {}
         for alias in _databases(options["database"]):
             try:
-                readings = stored.read_stored(alias, everything=options["all"], progress=self._tell, statement_seconds=None)
+                readings = stored.read_stored(alias, everything=options["all"], progress=self._report, statement_seconds=None)
             except (OutboxError, psycopg.Error) as error:
                 raise unable(error) from error
             problems = list(readings.problems())
@@ -102,12 +106,12 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"databases": shown}))
         elif any(entry["cut"] for entry in shown.values()):
-            self.stdout.write("With --all, all of them are read.")
+            self.stdout.write("With --all, all messages are read.")
         if any(entry["problems"] for entry in shown.values()):
             raise SystemExit(1)
 
-    def _tell(self, noun: str, number: int) -> None:
-        if number % TELL_EVERY == 0:
+    def _report(self, noun: str, number: int) -> None:
+        if number % REPORT_EVERY == 0:
             self.stderr.write(f"{count(number, noun)} read")
 
 
@@ -118,18 +122,18 @@ def _databases(only: list[str] | None) -> list[str]:
         raise unable(error) from error
 
 
-def _as_text(found: Sequence[changes.Change], path: Path, *, is_written: bool, is_check: bool, types: int) -> str:
+def _as_text(differences: Sequence[changes.Change], path: Path, *, is_written: bool, is_check: bool, types: int) -> str:
     lines = []
-    for change in found:
+    for change in differences:
         lines.append(one_line(f"{'!!' if change.breaks else '!'}  {change.type} {change.text}."))
         lines += [f"    {one_line(change.hint)}"] if change.hint else []
-    breaks = sum(change.breaks for change in found)
+    breaks = sum(change.breaks for change in differences)
     if is_written:
         lines.append(f"{path} written, with {count(types, 'message type')}. Commit it.")
     elif breaks:
         lines.append(f"{count(breaks, 'change')} {'breaks' if breaks == 1 else 'break'} others.")
         lines += [] if is_check else [NOT_WRITTEN]
-    elif found:
+    elif differences:
         lacks = "does not have this" if path.exists() else "does not exist"
         lines.append(f"{path} {lacks}. Run manage.py outbox_schema --write, and commit it.")
     else:

@@ -1,4 +1,4 @@
-"""Move a consumer group to another place in its topics."""
+"""Move a consumer group to another position in its topics."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from outbox.management.times import time
 logger = get_logger(__name__)
 
 WARNING = (
-    "Messages that are skipped are never delivered to the group. Those that are delivered again are dropped where the inbox "
-    "still has their rows (RETENTION), and handled again where it has not."
+    "Messages that are skipped are never delivered to the group. Messages that are repeated are dropped if the inbox still has "
+    "their rows (RETENTION); otherwise they are handled again."
 )
 
 
 class Command(BaseCommand):
     help = (
-        "Have a consumer group go on at another place in its topics, after a table and a confirmation. Stop its consumers first. "
-        "Deferred messages stay as they are. Exit code: 0 moved, 1 it is there already, 2 refused, or the broker cannot "
-        "be reached."
+        "Let a consumer group continue at another position in its topics, after a table and a confirmation. Stop its consumers "
+        "first. Deferred messages are not affected. Exit code: 0 moved, 1 the group is there already, 2 refused, or the broker "
+        "cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("group", metavar="GROUP", help="its name")
+        parser.add_argument("group", metavar="GROUP", help="the group's name")
         parser.add_argument(
             "--to",
             required=True,
-            type=_place,
+            type=_position,
             metavar="WHERE",
-            help="first: the first message that the broker has; last: behind the last one; or the first one stored since a time: "
-            "30m, 2h or 7d ago, or ISO 8601",
+            help="first: the first message that the broker has; last: after the last message; or the first message stored since "
+            "a time: 30m, 2h or 7d ago, or ISO 8601",
         )
         parser.add_argument("--topic", action="append", metavar="NAME", help="only in this topic; may be repeated (default: all)")
-        parser.add_argument("--no-input", action="store_true", help="move it without a confirmation")
+        parser.add_argument("--no-input", action="store_true", help="move the group without a confirmation")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -84,18 +84,23 @@ class Command(BaseCommand):
         return moved
 
 
-def _place(text: str) -> datetime | Literal["first", "last"]:
+def _position(text: str) -> datetime | Literal["first", "last"]:
     match text:
         case "first" | "last":
             return text
     return time(text)
 
 
-_place.__name__ = "place"  # for argparse's error: invalid place value
+_position.__name__ = "position"  # for argparse's error: invalid position value
 
 
 def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
-    """Return the topics of a group by broker. Raises ConfigurationError where there is no such, or its broker moves no group."""
+    """
+    Return the topics of a group by broker.
+
+    Raises:
+        ConfigurationError: there is no such group, it has no handler for a topic in `only`, or a broker cannot move groups.
+    """
     group = find_group(name)
     if unknown := set(only or ()) - set(group.topics):
         raise ConfigurationError(
@@ -114,9 +119,9 @@ def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
     return {alias: topics for alias, topics in topics_by_broker.items() if topics}
 
 
-def _as_table(found: Sequence[GroupPosition]) -> str:
+def _as_table(positions: Sequence[GroupPosition]) -> str:
     rows = [
         [position.topic, position.queue, position.pos, position.wanted, max(0, position.ahead), max(0, -position.ahead)]
-        for position in found
+        for position in positions
     ]
     return table(["topic", "queue", "position", "target", "skipped", "repeated"], rows)

@@ -30,13 +30,13 @@ from outbox.monitoring.status import FailureStatus, Status, read_status
 from outbox.monitoring.text import age
 from outbox.relay.hosts import databases
 
-PROBE_SECONDS = 30.0  # a live process may be busy with one step for this time
+PROBE_SECONDS = 30.0  # one step may keep a live process from sending heartbeats for a shorter time
 
 
 class Command(BaseCommand):
     help = (
         "Show waiting messages, failures, running processes, and what needs attention. Exit code: 0 nothing needs attention, "
-        "1 something does, 2 a database cannot be reached."
+        "1 something needs attention, 2 a database cannot be reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -45,30 +45,31 @@ class Command(BaseCommand):
         parser.add_argument(
             "--alive",
             choices=["relay", "consumer", "checker"],
-            help="for probes: only check for its heartbeat on this host in the last 30 s, exit code 1 if there is none",
+            help="for probes: only check whether such a process on this host has sent a heartbeat in the last 30 s; exit code 1 "
+            "if none has",
         )
 
         parser.add_argument(
             "--message",
             type=_words,
             metavar="WHAT",
-            help="only show messages and what they wait for: the one with this id, else those with this key or about this row "
-            "(shop.order:4711), else those with this field in their body (invoice=536365, customer.id=7); exit code 1 where no "
-            "database has one",
+            help="only show messages, and the reason why each waits: the message with this id; otherwise messages with this key "
+            "or about this row (shop.order:4711); otherwise messages with this field in their body (invoice=536365, "
+            "customer.id=7); exit code 1 if no database has one",
         )
         parser.add_argument(
             "--since",
             type=time,
             metavar="TIME",
-            help="with --message: only those published since this time: 30m, 2h or 7d ago, or ISO 8601",
+            help="with --message: only messages published since this time: 30m, 2h or 7d ago, or ISO 8601",
         )
-        parser.add_argument("--until", type=time, metavar="TIME", help="with --message: only those published before this time")
+        parser.add_argument("--until", type=time, metavar="TIME", help="with --message: only messages published before this time")
 
     def handle(self, **options: Any) -> None:
         if options["message"]:
             self._find(**options)
         elif options["since"] or options["until"]:
-            raise unable("--since and --until narrow a search by --message.")
+            raise unable("--since and --until can only be used with --message.")
         elif options["alive"]:
             self._probe(options["alive"], options["database"], as_json=options["json"])
         else:
@@ -84,9 +85,9 @@ class Command(BaseCommand):
             raise unable(error) from error
         shortest = min((seconds for seconds in silences if seconds is not None), default=None)
         is_alive = shortest is not None and shortest <= PROBE_SECONDS
-        said = "no heartbeat" if shortest is None else f"its last heartbeat {age(shortest)} ago"
+        sent = "no heartbeat" if shortest is None else f"its last heartbeat {age(shortest)} ago"
         as_dict = {"process": kind, "is_alive": is_alive, "silent_seconds": shortest}
-        self.stdout.write(json.dumps(as_dict) if as_json else f"The {kind} on this host has sent {said}.")
+        self.stdout.write(json.dumps(as_dict) if as_json else f"The {kind} on this host has sent {sent}.")
         if not is_alive:
             raise SystemExit(1)
 
@@ -190,7 +191,17 @@ def _processes(processes: Sequence[ProcessStatus]) -> str:
 
 def _groups(groups: Sequence[GroupStatus]) -> str:
     return table(
-        ["group", "broker", "topic", "waiting", "deferred", "dead letters", "consumers", "handled a minute", "ignored a minute"],
+        [
+            "group",
+            "broker",
+            "topic",
+            "waiting",
+            "deferred",
+            "dead letters",
+            "consumers",
+            "handled per minute",
+            "ignored per minute",
+        ],
         [
             [
                 *(group.consumer_group, group.broker, topic, "?" if group.trouble else group.waiting.get(topic, 0)),

@@ -1,4 +1,4 @@
-"""List what the topics need at their brokers, and create what is missing."""
+"""List the resources that topics need at their brokers, and create missing ones."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from outbox.relay.hosts import relay_targets
 DONE = {"there", "created"}
 HOW_TO_CREATE = "Run manage.py outbox_topics --create to create what is missing."
 NEVER_CHANGED = (
-    "What is different was left as it is: correct the settings, or change it with the server's own tools, unless a line above "
-    "says otherwise."
+    "What differs was left as it is: correct the settings, or change it with the server's own tools, unless a line above says "
+    "otherwise."
 )
 
 
-Shown = tuple[ServerResource, str]  # and its state; `trouble` also says why it was not created
+Shown = tuple[ServerResource, str]  # a resource with its state; its `trouble` also says why it was not created
 SHOWN_FIELDS = "kind", "name", "place", "wanted", "differences", "trouble"
 
 
 class Command(BaseCommand):
     help = (
-        "List what the topics in settings and the consumer groups in code need at the brokers: topics, groups and queues, with "
-        "their settings, and whether they are there. With --create, create missing ones; those that are there are never changed. "
-        "Exit code: 0 all is there, 1 something is missing or different, or one of several brokers cannot be asked, 2 none can, "
-        "or refused."
+        "List the topics, groups and queues that the settings' topics and the consumer groups in code need at the brokers, with "
+        "their settings, and whether they exist. With --create, create missing ones; existing ones are never changed. "
+        "Exit code: 0 all exist, 1 something is missing or different, or some brokers cannot be asked, 2 none can be asked, or "
+        "refused."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--broker", action="append", metavar="ALIAS", help="may be repeated (default: all that have topics)")
-        parser.add_argument("--create", action="store_true", help="create what is missing")
+        parser.add_argument("--create", action="store_true", help="create missing topics, groups and queues")
         parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
     def handle(self, **options: Any) -> None:
@@ -73,7 +73,7 @@ class Command(BaseCommand):
 
 
 def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[Shown], list[str]]:
-    """Return the resources of a broker, the missing ones created if wanted; and why others are not listed."""
+    """Return the resources of a broker, after creating missing ones if `create`; and the reasons why others are not listed."""
     troubles: list[str] = []
     listed: list[ServerResource] = []
     outcomes: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple
 
 def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]) -> None:
     """
-    Create missing resources; note for each why it was refused, "" if it was created.
+    Create missing resources; add to `outcomes` for each the reason of a refusal, or "" if it was created.
 
     Raises:
         BrokerUnavailable: the server does not answer any more.
@@ -120,7 +120,7 @@ def _id(resource: ServerResource) -> str:
 def _shown(resource: ServerResource, outcome: str | None) -> Shown:
     if resource.differences:
         state = "different"
-    elif outcome == "":  # a node of a cluster may list it a moment later
+    elif outcome == "":  # it was created, even if another node of a cluster does not list it yet
         state = "created"
     elif resource.is_there is None:
         state = "unknown"
@@ -134,7 +134,7 @@ def _as_dict(resource: ServerResource, state: str) -> dict[str, Any]:
 
 
 def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
-    """Return the stable ids of databases; note those that cannot be asked."""
+    """Return the stable ids of databases; add a sentence to `troubles` about each that cannot be read."""
     names = []
     for alias in databases:
         try:
@@ -142,7 +142,7 @@ def _read_sources(databases: Collection[str], troubles: list[str]) -> list[str]:
                 names.append(read_identity(connection).source)
         except (NotMigrated, TablesLocked, psycopg.Error) as error:
             troubles.append(
-                f"What relays of database {alias!r} need is not listed, since its id cannot be read: {line_of(error)}"
+                f"The resources for relays of database {alias!r} are not listed, since its id cannot be read: {line_of(error)}"
             )
     return names
 
@@ -160,7 +160,7 @@ def _as_text(listed: Mapping[str, tuple[list[Shown], list[str]]], *, create: boo
         )
     for alias, (resources, troubles) in listed.items():
         if not (resources or troubles):
-            yield f"Broker {alias!r}: {conf.broker_class(alias).__name__} does not tell what it needs at its server."
+            yield f"Broker {alias!r}: {conf.broker_class(alias).__name__} does not list the resources that it needs."
         yield from (f"Broker {alias!r}: {trouble}" for trouble in troubles)
     yield from (
         f"{resource.kind.capitalize()} {_full_name(resource)!r}: {resource.trouble}"

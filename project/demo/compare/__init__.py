@@ -1,7 +1,7 @@
 """
-`outbox_demo --compare`: the same day with the same kills three ways, two of them without an outbox.
+`outbox_demo --compare`: the same day with the same kills in three ways, two of them without an outbox.
 
-`shop/` is the shop that is played: its views and tasks differ by the way alone. `ways.py` says which processes each way has,
-`kills.py` who dies where, `course.py` is the course of a day, `stage.py` starts all and plays the three days, and `report.py`
-counts what came of them.
+`shop/` is the shop of the comparison, whose views and tasks differ only in the way of sending. `ways.py` has the processes of
+each way, `kills.py` plans the kills, `course.py` plays a day, `stage.py` starts everything and plays the three days, and
+`report.py` counts the results.
 """

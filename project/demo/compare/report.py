@@ -1,4 +1,4 @@
-"""What came of a day in each way, counted from its database, by the same statements for all."""
+"""The results of a day in each way, counted from the database with the same statements for all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from project.demo.compare.ways import DELAY, ON_COMMIT, OUTBOX, WAYS
 from project.demo.report import APPLIED_TWICE, LEDGERS, Connection, number
 
-# Notes each effect whose order or cancellation has not committed when the handler writes the effect.
+# Triggers that record each effect whose order or cancellation is not committed when the handler writes the effect.
 WATCH = """
 CREATE TABLE demo_early (invoice text NOT NULL);
 CREATE FUNCTION demo_note() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
@@ -24,7 +24,7 @@ CREATE TRIGGER note AFTER INSERT ON shop_shipment FOR EACH ROW EXECUTE FUNCTION 
 CREATE TRIGGER note AFTER INSERT ON shop_letter FOR EACH ROW EXECUTE FUNCTION demo_note()
 """
 
-# Empties what the day of another way left. Only the last way writes the outbox's tables.
+# Empties the tables before the day of the next way. Only the last way writes to the outbox's tables.
 CLEAR = """
 TRUNCATE shop_customer, shop_product, shop_order, shop_cancellation, shop_refusal, shop_cartentry, shop_pointsentry,
     shop_shipment, shop_letter, demo_early CASCADE
@@ -48,11 +48,11 @@ ROLLED_BACK = "SELECT count(*) FROM shop_refusal WHERE what = 'payment'"
 @dataclass(frozen=True, slots=True)
 class Day:
     """
-    What came of one day.
+    The results of one day.
 
     Args:
-        failed_requests: by a kill, or because RabbitMQ was away.
-        planned: kills of the web process, of handlers and of the relay that were to happen.
+        failed_requests: number of requests that failed because of a kill, or because RabbitMQ was down.
+        planned: number of planned kills of the web process, of handlers and of the relay.
     """
 
     orders: int
@@ -71,11 +71,11 @@ class Day:
 
 
 Days = Mapping[str, Day]
-"""By the names of the ways."""
+"""The name of a way -> its day."""
 
 
 def read(connection: Connection, *, failed_requests: int, planned: int, kills: int) -> Day:
-    """Count what came of a day."""
+    """Count the results of a day."""
     return Day(
         orders=number(connection, ORDERS),
         rolled_back=number(connection, ROLLED_BACK),
@@ -90,15 +90,15 @@ def read(connection: Connection, *, failed_requests: int, planned: int, kills: i
 
 
 def missing(days: Days) -> list[str]:
-    """Return what should have gone wrong without an outbox and did not, and the kills that did not happen."""
+    """Return lines about the expected faults without an outbox that did not occur, and about kills that did not happen."""
     wanted = [
         ("ghosts", DELAY, days[DELAY.name].ghosts),
         ("effects applied twice", DELAY, days[DELAY.name].applied_twice),
         ("lost orders", ON_COMMIT, days[ON_COMMIT.name].lost),
         ("effects applied twice", ON_COMMIT, days[ON_COMMIT.name].applied_twice),
     ]
-    unseen = [f"{what} with {way.title}" for what, way, found in wanted if not found]
-    return unseen + [f"{day.planned - day.kills} kills with {name}" for name, day in days.items() if day.kills < day.planned]
+    absent = [f"{fault} with {way.title}" for fault, way, found in wanted if not found]
+    return absent + [f"{day.planned - day.kills} kills with {name}" for name, day in days.items() if day.kills < day.planned]
 
 
 def table(days: Days) -> str:
@@ -107,7 +107,7 @@ def table(days: Days) -> str:
         ("orders placed", "orders", ""),
         ("rolled back", "rolled_back", "payment declined after the order was sent"),
         ("killed with SIGKILL", "kills", "web processes, handlers, and the outbox's relay"),
-        ("failed requests", "failed_requests", "the web process was killed, or RabbitMQ was away"),
+        ("failed requests", "failed_requests", "the web process was killed, or RabbitMQ was down"),
         ("", "", ""),
         ("lost", "lost", "committed, and not applied by everyone it concerns"),
         ("ghosts", "ghosts", "applied, and never committed"),

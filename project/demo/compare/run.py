@@ -1,4 +1,4 @@
-"""`outbox_demo --compare`: check the options, play, print."""
+"""`outbox_demo --compare`: check the options, play the days, and print the results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from project.shop.orders_file import read_orders
 
 def run(options: Mapping[str, Any], screen: Screen, output: OutputWrapper) -> int:
     """
-    Play the day three ways and print what came of it; return the exit code.
+    Play the day in three ways and print the results; return the exit code.
 
     Args:
-        options: those of `outbox_demo`.
-        output: where one line of JSON goes, with `--json`.
+        options: the options of `outbox_demo`.
+        output: the stream for the line of JSON, with `--json`.
+
+    Raises:
+        DemoError: an option cannot be used with `--compare`, or the days could not be played.
     """
-    _refuse_others(options)
+    _reject_other_options(options)
     chosen = Options(read_orders(options["orders"]), options["port"], options["seed"])
     days = play(chosen, screen, Interrupt())
     missing, is_kept = report.missing(days), days[OUTBOX.name].is_kept
@@ -42,8 +45,8 @@ def run(options: Mapping[str, Any], screen: Screen, output: OutputWrapper) -> in
     return int(bool(missing) or not is_kept)
 
 
-def _refuse_others(options: Mapping[str, Any]) -> None:
-    """Raise DemoError for options that have no meaning here."""
+def _reject_other_options(options: Mapping[str, Any]) -> None:
+    """Raise DemoError if an option is given that cannot be used with `--compare`."""
     given = {
         "--serve": options["serve"],
         "--no-kills": options["no_kills"],
@@ -52,4 +55,6 @@ def _refuse_others(options: Mapping[str, Any]) -> None:
     }
     for name, is_given in given.items():
         if is_given:
-            raise DemoError(f"--compare cannot have {name}: it starts a RabbitMQ, kills on it, and ends. Omit one of the two.")
+            raise DemoError(
+                f"{name} cannot be used with --compare, which always starts a RabbitMQ, kills processes, and ends. Omit one."
+            )

@@ -1,4 +1,4 @@
-"""Sets the stage for each way: a database, web server and workers of its own, and one RabbitMQ for all."""
+"""Set up the comparison: one database and one RabbitMQ for all ways, and a web server and workers for each way."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from project.shop.orders_file import Invoice
 
 SETTINGS = "project.demo.compare.shop.settings"
 UNFINISHED = f"SELECT {UNSENT} + (SELECT count(*) FROM outbox_batch WHERE state IN (0, 1, 2))"  # noqa: S608
-SAFE_SECONDS = 20  # until RabbitMQ would know its queues after a crash
+SAFE_SECONDS = 20  # the timeout until RabbitMQ's queues would survive a crash
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user may choose, as for the other demo."""
+    """The options of a comparison, as in `project.demo.stage.Options`."""
 
     invoices: Sequence[Invoice]
     port: int = 8000
@@ -48,7 +48,7 @@ class Options:
 
 
 class Stage:
-    """The day in each way, on a RabbitMQ and a database that run."""
+    """Plays the day in each way, on a running RabbitMQ and database."""
 
     def __init__(self, options: Options, server: RabbitMQ, url: str, folder: Path, screen: Screen, interrupt: Interrupt) -> None:
         self.options = options
@@ -81,7 +81,7 @@ class Stage:
             self._start(way, processes, permits, listener)
             feed = Feed(_address(listener), self.options.invoices, self.options.seed)
             course = Course(processes, permits, feed, lambda: self._count_open(way, connection), self.screen, settle_seconds=60)
-            course.play(rounds, take_away=self._take_away)
+            course.play(rounds, cause_outage=self._cause_outage)
         kills = len(list(permits.done()))
         return report.read(connection, failed_requests=course.failed_requests, planned=sum(map(len, rounds)), kills=kills)
 
@@ -89,13 +89,13 @@ class Stage:
         """Start all processes, and wait until the shop answers."""
         command = [sys.executable, "-m", "gunicorn", "project.wsgi", "--bind", f"fd://{listener.fileno()}"]
         command += ["--threads", "4", "--log-level", "warning", "--no-control-socket"]
-        command += ["--preload"]  # so that the next worker is there at once where one was killed
+        command += ["--preload"]  # so that the worker that replaces a killed one starts at once
         processes.start(WEB, command, environment(WEB, permits), inherits=[listener.fileno()])
         for name, own_command in way.processes.items():
             processes.start(name, own_command, environment(name, permits))
         wait_for_shop(_address(listener), processes)
 
-    def _take_away(self, meanwhile: Callable[[], None]) -> None:
+    def _cause_outage(self, meanwhile: Callable[[], None]) -> None:
         """Kill RabbitMQ and start it again while a function runs."""
         queues = self.server.control("-q", "list_queues", "--no-table-headers", "name", "type")
         deadline = time.monotonic() + SAFE_SECONDS
@@ -109,9 +109,9 @@ class Stage:
             sending.result()
 
     def _count_open(self, way: Way, connection: Connection) -> int:
-        """Count what waits in the outbox, and what is in RabbitMQ's queues or with those who received it."""
+        """Return the number of messages that wait in the outbox, and of ready and unacknowledged ones in RabbitMQ's queues."""
         unfinished = number(connection, UNFINISHED)
-        if way is OUTBOX:  # a handler's own message may go from a queue to the outbox and on while these are counted
+        if way is OUTBOX:  # between the counts, a handler's message may move from the outbox to a queue, and be missed
             unfinished += number(connection, report.LOST)
         queues = self.server.control("-q", "list_queues", "--no-table-headers", "messages")
         return unfinished + sum(map(int, queues.split()))
@@ -123,7 +123,7 @@ class Stage:
             "DEBUG": "0",
             "SECRET_KEY": secrets.token_urlsafe(32),
             "SHOP_VAR_DIR": str(self.folder),
-            "TMPDIR": str(self.folder),  # what a killed process leaves there goes with the folder
+            "TMPDIR": str(self.folder),  # so the files of a killed process are deleted with the folder
             "PYTHONUNBUFFERED": "1",
             "DEMO_WAY": way.name,
             "DEMO_RABBITMQ": self.server.address,
@@ -132,7 +132,7 @@ class Stage:
 
 
 def play(options: Options, screen: Screen, interrupt: Interrupt) -> report.Days:
-    """Start RabbitMQ and a database, play, and take them down whatever happens. The logs stay only where something went wrong."""
+    """Play all days on a RabbitMQ and a database that are started for this. After an error, the folder with the logs is kept."""
     folder = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -21,8 +21,8 @@ class Way:
 
     Args:
         title: the heading of its column.
-        words: its name in the progress.
-        processes: those beside the web server: name -> command.
+        words: its name in lines of progress.
+        processes: the processes beside the web server: name -> command.
     """
 
     name: str

@@ -464,7 +464,7 @@ COMMANDS = [
             },
             ("outbox_relay", "--once", "-v1"): {},
             ("outbox_doctor",): {
-                "no consumer was started": "the group has never received.\n    Start outbox_consume --group points"
+                "no consumer was started": "the group has never received a message.\n    Start outbox_consume --group points"
             },
             ("outbox_consume", "--group", "points", "--until-idle"): {
                 "a handler raises": "retry in ",

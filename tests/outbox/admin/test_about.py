@@ -127,11 +127,11 @@ class TestThePageOfARow:
 
         url = f"{reverse('operators:outbox_messagerow_changelist')}?q=shop.shipment%3A{shipment.pk}"
         assert str(rows[0].id) not in page
-        assert f'The newest 2. <a href="{url}">All messages about it</a>' in page
+        assert f'The newest 2. <a href="{url}">All messages about this row</a>' in page
         assert len(client.get(url).context["cl"].result_list) == 3
 
     def test_says_that_there_are_none(self, shipment, staff):
-        assert "None: not published, or pruned." in page_of(staff("view_messagerow"), shipment)
+        assert "None: none were published, or all were pruned." in page_of(staff("view_messagerow"), shipment)
 
     def test_can_be_saved(self, shipment, about, staff):
         about(shipment)

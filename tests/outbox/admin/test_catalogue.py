@@ -46,7 +46,7 @@ class TestThePage:
             row = MessageRowFactory(topic=orders, headers=f'{{"ce-type": "{type_}"}}')
             Inbox.objects.create(consumer_group="cart", idempotency_key=row.id, message_id=row.id, topic="orders")
 
-        _, _, rest = look().text.partition("Whatever else is published there")
+        _, _, rest = look().text.partition("All other messages of the topic")
 
         assert '<td class="outbox-number">1</td>' in rest.partition("</table>")[0]
 

@@ -129,7 +129,7 @@ class TestRetry:
         assert states([*rows, *later]) == ["released", "released", "dead"]
 
     def test_does_a_bounded_number_at_once(self, dead, client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.dead.AT_ONCE", 2)
+        monkeypatch.setattr("outbox.admin.dead.MAX_PER_REQUEST", 2)
         rows = dead(3)
 
         page = confirm(client, choose(client, "replay", rows))

@@ -96,7 +96,7 @@ class TestPages:
 
 class TestAFilterWithoutAnIndex:
     def test_looks_at_the_newest_rows_and_goes_on_from_there(self, rows, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", 100)
+        monkeypatch.setattr("outbox.admin.lists.MAX_READ", 100)
         CheckBack.objects.filter(request_id="0").update(answer="UNKNOWN")
         url = reverse("admin:outbox_checkback_changelist")
         found, looks, address = [], 0, "?answer=UNKNOWN"
@@ -111,7 +111,7 @@ class TestAFilterWithoutAnIndex:
         assert looks == 11
 
     def test_is_not_needed_where_a_search_has_found_its_rows(self, rows, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", 100)
+        monkeypatch.setattr("outbox.admin.lists.MAX_READ", 100)
         CheckBack.objects.filter(request_id="0").update(message_id="old")
 
         page = admin_client.get(reverse("admin:outbox_checkback_changelist"), {"q": "old", "answer": "COMMIT"})
@@ -121,7 +121,7 @@ class TestAFilterWithoutAnIndex:
 
 class TestATimeFilter:
     def test_finds_the_rows_of_a_time_however_old(self, rows, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", 100)
+        monkeypatch.setattr("outbox.admin.lists.MAX_READ", 100)
         CheckBack.objects.filter(request_id="0").update(answered_at="2026-03-01T12:00:30Z")
         url = reverse("admin:outbox_checkback_changelist")
 
@@ -179,7 +179,7 @@ class TestInbox:
         )
 
     def test_passes_no_row_over_that_has_the_same_time_as_the_last(self, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.lists.COUNTED", 1)
+        monkeypatch.setattr("outbox.admin.lists.MAX_COUNTED", 1)
         ids = [message_id() for _ in range(3)]
         for one in ids:
             Inbox.objects.create(

@@ -150,7 +150,7 @@ class TestList:
         assert searched(admin_client, "invoice=nix") == searched(admin_client, "a\x00=1") == []
 
     def test_says_how_far_bodies_were_read_and_goes_on_from_there(self, message, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.monitoring.find.LOOK_AT", 1)
+        monkeypatch.setattr("outbox.monitoring.find.MAX_MESSAGES_READ", 1)
         rows = [message(id=first_id_at(datetime(2026, 3, day, tzinfo=UTC)), body=b'{"a": 1}') for day in (1, 2, 3)]
 
         page = admin_client.get(reverse(LIST), {"q": "a=1"})
@@ -164,7 +164,7 @@ class TestList:
 
     def test_says_that_bodies_took_too_long(self, message, admin_client, monkeypatch):
         monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
-        monkeypatch.setattr(find, "SECONDS", 0.0)
+        monkeypatch.setattr(find, "MAX_SECONDS", 0.0)
         message(body=b'{"a": 1}')
 
         page = admin_client.get(reverse(LIST), {"q": "a=1"})
@@ -173,7 +173,7 @@ class TestList:
         assert "The search took longer than 10 s. Choose a shorter time." in page.text
 
     def test_finds_a_key_in_a_state_however_many_messages_have_it(self, message, admin_client, monkeypatch):
-        monkeypatch.setattr("outbox.admin.messages.COUNTED", 1)
+        monkeypatch.setattr("outbox.admin.messages.MAX_COUNTED", 1)
         old = message(key="old", batch={"state": State.DEAD})
         for _ in range(3):
             message(batch={"state": State.DEAD})
@@ -281,7 +281,7 @@ class TestPage:
 
         before, after = opened(admin_client, row), admin_client.get(reverse(PAGE, args=[row.id]), {"broker": ""})
 
-        assert "Ask default where it is" in before.text
+        assert "Look it up at default" in before.text
         assert "default does not have it." in after.text
 
 

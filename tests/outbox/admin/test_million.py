@@ -21,7 +21,7 @@ from django.urls import reverse
 
 from outbox import database
 from outbox.models import Batch, DeadMessage, MessageRow, State, Topic
-from outbox.monitoring.find import LOOK_AT
+from outbox.monitoring.find import MAX_MESSAGES_READ
 from project.shop.models import Order
 from tests.factories import TopicFactory
 from tests.outbox.admin.million import fill
@@ -64,7 +64,7 @@ def client(messages: int) -> Client:
 @pytest.fixture
 def look(client: Client, asked: list[tuple[Any, Any]], messages: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Open a page; return it after each of its statements was explained."""
-    monkeypatch.setattr("outbox.admin.lists.LOOKED_AT", looked_at(messages))  # of a small table, 10,000 rows are a large part
+    monkeypatch.setattr("outbox.admin.lists.MAX_READ", looked_at(messages))  # of a small table, 10,000 rows are a large part
 
     def look(view: str, *args: Any, **parameters: Any) -> Any:
         url = reverse(f"admin:{view if view.startswith('shop_') else f'outbox_{view}'}", args=args)
@@ -151,7 +151,7 @@ class TestMessages:
         page = look("messagerow_changelist", topic="rare")
 
         assert page.context["cl"].result_count == looked_at(messages) // 1000 + 1
-        assert f"only the newest {looked_at(messages):,} rows were looked at" in page.text
+        assert f"only the newest {looked_at(messages):,} rows were read" in page.text
 
     def test_are_found_by_key(self, look, messages):
         (row,) = look("messagerow_changelist", q="4711").context["cl"].result_list
@@ -173,7 +173,7 @@ class TestMessages:
         found = look("messagerow_changelist", q="invoice=2", **asked).context["cl"]
 
         assert found.result_count == 0
-        assert (found.floor is None) == (messages <= LOOK_AT or ("since" in asked and messages < 360_000))
+        assert (found.floor is None) == (messages <= MAX_MESSAGES_READ or ("since" in asked and messages < 360_000))
 
     @pytest.mark.parametrize("asked", [{}, {"state": "sent"}, {"state": "dead"}, {"since": "hour"}])
     @pytest.mark.parametrize("q", ["nix", "shop.order:11", "nix=1"])

@@ -50,7 +50,7 @@ class TestACell:
         text = cell(session(4711))
 
         assert "Open for 3 min: <bdi>process 4711 (web), role shop, from 10.0.0.5, active for 2.0 s</bdi>" in text
-        assert "Runs: <code><bdi>SELECT •••</bdi></code>" in text
+        assert "Current statement: <code><bdi>SELECT •••</bdi></code>" in text
 
     def test_escapes_what_a_program_says_of_itself(self):
         assert "<script>" not in cell(session(1, application="<script>", query="SELECT <script>"))

@@ -160,7 +160,7 @@ class TestAnOpenTransaction:
 
         assert f"process {pid} (shop web)" in text
         assert "active for " in text
-        assert "Runs: UPDATE auth_group SET name = name WHERE name = •••" in text
+        assert "Current statement: UPDATE auth_group SET name = name WHERE name = •••" in text
         blocking = f"It waits for process {other_connection.info.backend_pid} (outbox)"
         assert blocking in text
         assert "idle in transaction for " in text.partition(blocking)[2]
@@ -210,7 +210,9 @@ class TestATransactionThatIsNotOpen:
             text = shown(operator(*ALL))
             gate.set()
 
-        assert text == "None is open: it has ended, or its connection was lost. The next check-back tells how it ended."
+        assert text == (
+            "No transaction is open: it has ended, or its connection was lost. The next check-back tells how it ended."
+        )
 
     def test_is_not_looked_for_behind_the_half_message_of_a_relay(self, store, operator, asked):
         store(str(replace(Token.parse(half_first_token()), batch=17)))
@@ -253,5 +255,5 @@ class TestADatabaseThatCannotTell:
         with frozen_server("default"):
             found = read_open_transactions([(half.message_id, half.token)])
 
-        assert found[half.message_id].startswith("Database 'default' cannot be asked: ")
+        assert found[half.message_id].startswith("Database 'default' cannot be queried: ")
         assert "timeout expired" in found[half.message_id]

@@ -50,7 +50,7 @@ class TestTheCommand:
         assert (shown["asyncapi"], shown["channels"]["orders"]["address"]) == ("3.0.0", "orders")
 
     @pytest.mark.parametrize(
-        ("more", "text"), [(["--json"], "not allowed with"), (["--database", "default"], "--database is not for --asyncapi")]
+        ("more", "text"), [(["--json"], "not allowed with"), (["--database", "default"], "--database cannot be used")]
     )
     def test_refuses_options_that_do_not_go_with_asyncapi(self, more, text):
         with pytest.raises(CommandError, match=text):

@@ -7,7 +7,7 @@ from outbox import atomic, message, publish, publish_many
 from outbox.message import Message
 from tests.commands import exit_code
 
-NOT_WRITTEN = "Nothing was written: mend it, or add --accept-breaks where nobody is concerned."
+NOT_WRITTEN = "Nothing was written. Correct the change, or add --accept-breaks if it breaks nobody in your case."
 LINE = "Run manage.py outbox_schema --write, and commit it."
 
 
@@ -164,7 +164,7 @@ class TestUnusableInput:
 
     @pytest.mark.parametrize("arguments", [[], ["--write", "--check"], ["--check", "--accept-breaks"]])
     def test_in_the_arguments_ends_it_with_a_sentence(self, schema, path, arguments):
-        with pytest.raises(CommandError, match=r"required|not allowed with|--accept-breaks is for --write"):
+        with pytest.raises(CommandError, match=r"required|not allowed with|--accept-breaks can only be used with --write"):
             schema(*arguments)
 
 
@@ -214,11 +214,11 @@ class TestAgainstDatabase:
 
         assert (code, lines) == (
             0,
-            ["Database 'default': 200 waiting messages (not all) read.", "With --all, all of them are read."],
+            ["Database 'default': 200 waiting messages (not all) read.", "With --all, all messages are read."],
         )
 
     def test_tells_how_far_it_is(self, monkeypatch, capsys):
-        monkeypatch.setattr("outbox.management.commands.outbox_schema.TELL_EVERY", 100)
+        monkeypatch.setattr("outbox.management.commands.outbox_schema.REPORT_EVERY", 100)
         release(order_id=int)
         with atomic():
             publish_many([message.registered["OrderPlaced"](number) for number in range(250)])

@@ -123,8 +123,8 @@ class TestOutboxStatus:
         assert status() == 1  # nobody consumes
 
         assert capsys.readouterr().out.splitlines()[7:9] == [
-            "group  broker   topic   waiting  deferred  dead letters  consumers  handled a minute  ignored a minute",
-            "cart   default  orders        2         1             0          0                 0                 0",
+            "group  broker   topic   waiting  deferred  dead letters  consumers  handled per minute  ignored per minute",
+            "cart   default  orders        2         1             0          0                   0                   0",
         ]
 
     def test_shows_which_broker_cannot_be_asked(self, cart, monkeypatch, capsys):
@@ -279,7 +279,7 @@ class TestMessage:
         )
 
     def test_says_how_far_bodies_were_read(self, publish, monkeypatch, capsys):
-        monkeypatch.setattr(find, "LOOK_AT", 1)
+        monkeypatch.setattr(find, "MAX_MESSAGES_READ", 1)
         for second in range(3):
             publish(second, body=b'{"a":1}' if second == 0 else b"{}")
 
@@ -294,7 +294,7 @@ class TestMessage:
 
     def test_says_that_the_search_took_too_long(self, publish, monkeypatch, capsys):
         monkeypatch.setattr(find, "CANDIDATES", f"SELECT pg_sleep(20) FROM ({find.CANDIDATES}) one")
-        monkeypatch.setattr(find, "SECONDS", 0.0)
+        monkeypatch.setattr(find, "MAX_SECONDS", 0.0)
         publish(body=b'{"a":1}')
 
         assert status("--message", "a=1") == 1
@@ -317,7 +317,7 @@ class TestMessage:
             (["--message", ""], "invalid message value"),
             (["--message", "a\nb"], "invalid message value"),
             (["--message", "k", "--since", "yesterday"], "invalid time value"),
-            (["--since", "2h"], "--since and --until narrow a search by --message"),
+            (["--since", "2h"], "--since and --until can only be used with --message"),
             (["--message", "k", "--since", "2026-03-02", "--until", "2026-03-01"], "is not before --until"),
         ],
     )

@@ -84,12 +84,12 @@ class TestTopics:
         assert code == 1
         assert "default  topic  orders   different  type normal, not fifo; 8 queues, not 4" in said
         assert "default  topic  parcels  created    type=transaction, queues=2" in said
-        assert "What is different was left as it is" in said
+        assert "What differs was left as it is" in said
         assert EmbeddedTopic.objects.values_list("type", "queues").get(name="orders") == ("normal", 8)
 
     def test_says_which_broker_does_not_tell_what_it_needs(self):
         assert topics("--broker", "memory") == (
-            "Broker 'memory': MemoryBroker does not tell what it needs at its server.\n",
+            "Broker 'memory': MemoryBroker does not list the resources that it needs.\n",
             0,
         )
 

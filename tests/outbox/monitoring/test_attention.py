@@ -190,7 +190,9 @@ class TestTopics:
             id=1, topic_id=topic.id, queue=0, message_id="m", headers="{}", body=b"", asked=15, state=HalfState.PARKED, **times
         )
 
-        assert [one.msg for one in read()] == ["1 half message without an end: the broker sends no more check-backs."]
+        assert [one.msg for one in read()] == [
+            "1 half message neither committed nor rolled back: the broker sends no more check-backs."
+        ]
 
     def test_name_rows_in_the_default_partition(self, read):
         MessageRowFactory(id=message_id(datetime(2001, 1, 1, tzinfo=UTC)))
@@ -400,7 +402,7 @@ class TestGroups:
         [one] = read()
 
         assert (one.id, one.obj) == ("outbox.misconfigured", "group 'cart'")
-        assert one.msg == "The broker does not serve topic 'parcels' as configured; other topics go on."
+        assert one.msg == "The broker does not serve topic 'parcels' as configured; other topics are not affected."
         assert one.error == "Its queues have another x-max-length."
 
     @pytest.mark.parametrize("silent", [5, 15])
@@ -419,7 +421,7 @@ class TestGroups:
         database.raw("default").execute("INSERT INTO outbox_lane VALUES (%s, 1, 1)", [topic.id])
 
         assert [(one.id, one.msg) for one in read()] == [
-            ("outbox.no_consumer", "No consumer is running (none sends heartbeats), and the group has never received.")
+            ("outbox.no_consumer", "No consumer is running (none sends heartbeats), and the group has never received a message.")
         ]
 
     def test_name_one_whose_handler_hangs(self, read):
@@ -497,12 +499,12 @@ class TestGroups:
         ("number", "told"),
         [
             (1, []),
-            (2, ["2 deferred messages of topic 'parcels' wait; at 4, consumers do not receive the topic."]),
+            (2, ["2 deferred messages of topic 'parcels' wait; at 4, consumers stop receiving from the topic."]),
             (
                 4,
                 [
-                    "4 deferred messages of topic 'parcels' wait; its consumers do not receive the topic until half of them are "
-                    "gone."
+                    "4 deferred messages of topic 'parcels' wait; consumers receive nothing from the topic until half of them "
+                    "are gone."
                 ],
             ),
         ],
@@ -524,7 +526,9 @@ class TestGroups:
         [one] = read()
 
         assert one.id == "outbox.given_up"
-        assert one.msg == "The broker's server gave up 3 messages of topic 'parcels', and no consumer has fetched them."
+        assert one.msg == (
+            "The broker moved 3 messages of topic 'parcels' to its dead-letter queue, and no consumer has fetched them."
+        )
 
     def test_name_one_that_stands_still_though_nothing_is_known_of_what_was_sent(self, read):
         a_consumer()
@@ -559,7 +563,7 @@ class TestGroups:
         [one] = read()
 
         assert (one.id, one.obj) == ("outbox.misconfigured", "group 'cart'")
-        assert one.msg.startswith("The broker has nothing of it in topic 'parcels' any more: its queue was deleted")
+        assert one.msg.startswith("The broker no longer knows the group in topic 'parcels': its queue was deleted")
 
     def test_name_celery_where_its_beat_starts_the_consumers(self, read, monkeypatch):
         app = celery.Celery("project", set_as_current=False)
@@ -656,8 +660,8 @@ class TestGroups:
 
         assert (one.id, one.obj) == ("outbox.process_fails", "group 'cart'")
         assert one.line.endswith(
-            "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; it tries "
-            "again by itself."
+            "permission denied for table outbox_inbox. Correct what the error names, such as a permission or a setting; the "
+            "process tries again automatically."
         )
         assert [one.id for one in away] == ["outbox.broker_away"]
 

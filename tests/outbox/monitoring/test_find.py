@@ -191,7 +191,7 @@ class TestFindByField:
         assert by_field(f"größe={value}").ids == [row.id]
 
     def test_looks_at_the_newest_messages_of_the_range_and_says_so(self, message, monkeypatch):
-        monkeypatch.setattr(module, "LOOK_AT", 2)
+        monkeypatch.setattr(module, "MAX_MESSAGES_READ", 2)
         rows = [message(second, body=b'{"a":1}') for second in range(4)]
 
         newest = by_field("a=1")
@@ -216,7 +216,7 @@ class TestFindByField:
 
     def test_ends_when_its_time_is_up(self, message, monkeypatch):
         message(body=b'{"a":1}')
-        monkeypatch.setattr(module, "SECONDS", 0.0)
+        monkeypatch.setattr(module, "MAX_SECONDS", 0.0)
         monkeypatch.setattr(module, "CANDIDATES", f"SELECT pg_sleep(5) FROM ({module.CANDIDATES}) one")
         began = time.monotonic()
 

@@ -39,10 +39,10 @@ class TestAPromise:
         assert (promise.how_often, promise.published) == (SendGuarantee.ONCE, PUBLISHED[SendGuarantee.ONCE])
         assert promise.order == "Messages with the same key are delivered in the order of the database commits."
         assert promise.duplicates.endswith("that it has handled, for 36 h at least (RETENTION).")
-        assert promise.check_backs == "Sent in one phase, so nothing is asked back."
+        assert promise.check_backs == "Messages are sent in one phase, so there are no check-backs."
 
     def test_says_how_long_a_half_message_is_asked_about(self, promised):
-        assert promised(EMBEDDED).check_backs.endswith("while that is not decided; for 32 min.")
+        assert promised(EMBEDDED).check_backs.startswith("For 32 min, check-backs are answered")
 
     def test_says_at_least_once_where_it_may_store_copies(self, promised):
         promise = promised(RABBITMQ, NODES=["amqp://guest@localhost/"])

@@ -199,7 +199,7 @@ class TestABody:
         assert text.startswith("3 waiting messages of OrderPlaced version 1 cannot be read: an upgrade fails with ValueError: ")
 
     def test_with_one_of_very_many_problems_is_counted_with_the_others(self, topic, monkeypatch):
-        monkeypatch.setattr(stored, "MOST_PROBLEMS", 2)
+        monkeypatch.setattr(stored, "MAX_PROBLEMS", 2)
         release(1, group="mail")
         for name in "ABCDE":
             TicketFactory(message=MessageRowFactory(topic=topic, headers=json.dumps({**OLD, Header.TYPE: name})))

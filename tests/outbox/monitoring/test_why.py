@@ -69,8 +69,8 @@ class TestUnsent:
         ticket = TicketFactory(topic=TopicFactory(name="former"))
 
         assert ask(ticket.message_id) == (
-            "Topic 'former': (outbox.unknown_topic) 1 message waits, but OUTBOX[\"TOPICS\"] has no such topic: no relay sends "
-            "there. Restore the topic in settings until they are sent."
+            "Topic 'former': (outbox.unknown_topic) 1 message waits, but OUTBOX[\"TOPICS\"] has no such topic, so no relay sends "
+            "them. Restore the topic in settings until they are sent."
         )
 
     def test_where_the_broker_is_away(self, orders, ask, relay):
@@ -78,7 +78,7 @@ class TestUnsent:
         ticket = TicketFactory(topic=orders)
 
         assert ask(ticket.message_id).startswith(
-            "Broker 'default': (outbox.broker_away) The relay web:7 gets no answer: its breaker is open. Start it, correct what"
+            "Broker 'default': (outbox.broker_away) The relay web:7 gets no answer: its circuit breaker is open. Start it, "
         )
 
     def test_where_the_relay_fails(self, orders, ask, relay):
@@ -212,7 +212,9 @@ class TestSent:
         about = {"consumer_group": "mail", "idempotency_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
 
-        assert ask(message) == "It was sent. Group 'mail', which reads the topic and has no handler here, has not handled it."
+        assert ask(message) == (
+            "It was sent. Group 'mail', which reads the topic and has no handler for it in this release, has not handled it."
+        )
 
     def test_to_a_group_of_another_service_that_wants_other_types(self, message, ask):
         Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
@@ -228,7 +230,7 @@ class TestSent:
     def test_though_no_group_is_known(self, message, ask, monkeypatch):
         monkeypatch.setattr(register, "registered", {})
 
-        assert ask(message) == "It was sent. No consumer group of it is known."
+        assert ask(message) == "It was sent. No consumer group is known that reads it."
 
     def test_to_a_group_without_a_consumer(self, message, ask):
         assert ask(message) == (
@@ -282,7 +284,7 @@ class TestSent:
             ({"reason": "stop"}, "deferred: its consumer was stopped, next run now."),
             (
                 {"reason": "again", "crashes": 2},
-                "deferred: it was delivered before, and may have ended its process, 2 runs never ended, next run now.",
+                "deferred: it was delivered before, and may have killed its process, 2 runs never ended, next run now.",
             ),
             ({"dead": True}, "dead letter: ValueError: no such customer. Replay or discard it with outbox_replay."),
             ({"held": True}, "an operator holds it. outbox_replay --retry-now ends that."),

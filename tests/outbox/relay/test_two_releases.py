@@ -118,7 +118,7 @@ class TestATopicThatIsRemovedOrRenamed:
 
         assert len(unsent()) == 3
         found = [one for one in read_attention(database.raw("default"), "default") if one.id == "outbox.unknown_topic"]
-        assert [one.msg for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic: no relay sends there.']
+        assert [one.msg for one in found] == ['3 messages wait, but OUTBOX["TOPICS"] has no such topic, so no relay sends them.']
         assert not Batch.objects.exists()
 
         releases.run(release(**self.OLD["TOPICS"], **self.NEW["TOPICS"]), "old")

@@ -1,4 +1,4 @@
-"""The shop that sends its messages in one of three ways, which `DEMO_WAY` in its environment names."""
+"""The shop of the comparison. It sends its messages in one of three ways, which the environment variable `DEMO_WAY` names."""
 
 import os
 

@@ -1,8 +1,8 @@
 """
-The shop's settings for a comparison. All three ways use one RabbitMQ.
+The shop's settings for the comparison. All three ways use one RabbitMQ.
 
-Celery gets what keeps tasks safe: publisher confirms here; late acknowledgement, tasks of killed workers given back, durable
-queues and persistent messages by the shop's settings and Celery's defaults.
+Celery is configured for safety: publisher confirms here; late acknowledgement, redelivery of the tasks of killed workers, durable
+queues and persistent messages in the shop's settings and Celery's defaults.
 """
 
 import os
@@ -31,5 +31,5 @@ OUTBOX = {
     "CELERY_WAKEUP": False,
 }
 
-# Half first needs a broker with half messages. The view that has it stands beside others that are used here.
+# A view of the shop publishes half first, for which RabbitMQ has no half messages. The comparison does not use that view.
 SILENCED_SYSTEM_CHECKS = ["outbox.E035"]

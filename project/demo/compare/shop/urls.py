@@ -1,4 +1,4 @@
-"""The addresses of the compared shop."""
+"""The URLs of the shop of the comparison."""
 
 from django.urls import path
 

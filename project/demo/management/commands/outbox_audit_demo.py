@@ -1,4 +1,4 @@
-"""`make audit`: the demo's history, audited as is, then again with a loss injected at each hop."""
+"""`make audit`: audit the demo's history, then inject a loss at each hop and audit it again."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from project.demo.screen import Screen
 from project.demo.stage import MANAGE, Options, Stage, open_stage
 from project.shop.orders_file import DAY, OrdersFileError, read_orders
 
-SETTLE_SECONDS = 1  # all work is done when the demo is over
+SETTLE_SECONDS = 1  # short, since no message is in flight after the demo
 
 
 class Command(BaseCommand):
     help = (
-        "Play the demo, audit its history by Spark, then inject a loss at each hop and audit again. Exit code 1 unless the "
+        "Play the demo, audit its history with Spark, then inject a loss at each hop and audit it again. Exit code 1 unless the "
         "first audit finds nothing and the second exactly the injected losses."
     )
-    requires_system_checks: list[str] = []  # they may need a database, which the demo creates first
+    requires_system_checks: list[str] = []  # they may need a database, which the demo creates later
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one line of JSON at the end, progress to stderr")
         parser.add_argument("--orders", type=Path, default=DAY, metavar="FILE", help="another file of this format")
         parser.add_argument("--kills", action="store_true", help="kill relays and consumers, as `make demo` does")
-        parser.add_argument("--reader", choices=["jdbc", "python"], default="python", help="jdbc needs the driver's jar")
+        parser.add_argument(
+            "--reader", choices=["jdbc", "python"], default="python", help="jdbc needs the jar of PostgreSQL's driver"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         screen = Screen(sys.stderr if options["json"] else sys.stdout)
@@ -54,16 +56,17 @@ class Command(BaseCommand):
 
 def _audit_twice(stage: Stage, screen: Screen, reader: str) -> dict[str, Any]:
     screen.say("auditing the history as is")
-    before = [one["text"] for one in _audit(stage, reader)["findings"]]
+    before = [finding["text"] for finding in _audit(stage, reader)["findings"]]
     for text in before:
-        screen.write(f"  FOUND, but nothing was lost: {text}")
+        screen.write(f"  FOUND, although nothing was lost: {text}")
     with psycopg.connect(stage.database_url, autocommit=True) as connection:
         expected = losses.together(losses.inject(connection))
     screen.say(f"injected losses: {len(expected)} findings expected; auditing again")
-    found = sorted((losses.as_expected(one) for one in _audit(stage, reader)["findings"]), key=str)
-    missed, invented = [str(one) for one in expected if one not in found], [str(one) for one in found if one not in expected]
-    for one in expected:
-        screen.write(f"  {'MISSED' if str(one) in missed else 'found '}  {one}")
+    found = sorted((losses.as_expected(finding) for finding in _audit(stage, reader)["findings"]), key=str)
+    missed = [str(loss) for loss in expected if loss not in found]
+    invented = [str(loss) for loss in found if loss not in expected]
+    for loss in expected:
+        screen.write(f"  {'MISSED' if str(loss) in missed else 'found '}  {loss}")
     for text in invented:
         screen.write(f"  INVENTED  {text}")
     screen.say(f"{len(expected) - len(missed)} of {len(expected)} losses found, {len(invented)} invented")

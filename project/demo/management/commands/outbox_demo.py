@@ -1,4 +1,4 @@
-"""`make demo`, `make serve`."""
+"""The command of `make demo` and `make serve`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ ADMIN = "admin"
 
 
 def _broker(name: str, node: str) -> DemoBroker:
-    """Return the broker that was chosen. Raises DemoError where the node is not named as it should be."""
+    """
+    Return the chosen broker.
+
+    Raises:
+        DemoError: `node` does not have the form PROXY,NAME_SERVER.
+    """
     if name == "embedded":
         return Embedded()
     if name == "rabbitmq":
@@ -40,16 +45,16 @@ def _broker(name: str, node: str) -> DemoBroker:
         return RocketMQ()
     proxy, _, name_server = node.partition(",")
     if not re.fullmatch(r"[^,\s]+:\d+,[^,\s]+:\d+", node):
-        raise DemoError(f"--rocketmq {node}: name the proxy's and the name server's port, like 127.0.0.1:8081,127.0.0.1:9876.")
+        raise DemoError(f"--rocketmq {node}: give the addresses of proxy and name server, like 127.0.0.1:8081,127.0.0.1:9876.")
     return RocketMQ(Node(proxy, name_server, OTHER_SECONDS))
 
 
 class Command(BaseCommand):
     help = (
         "Replay a day of real orders through the shop while relays and consumers are killed, and report from the database "
-        "what was lost, seen without being committed, or applied twice. Exit code 1 unless nothing was."
+        "how many messages were lost, seen without being committed, or applied twice. Exit code 1 unless there were none."
     )
-    requires_system_checks: list[str] = []  # they may want a database, which the demo makes first
+    requires_system_checks: list[str] = []  # they may need a database, which the demo creates later
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one line of JSON at the end, progress to stderr")
@@ -57,37 +62,40 @@ class Command(BaseCommand):
         parser.add_argument(
             "--orders", type=Path, default=DAY, metavar="FILE", help="another file of this format, .csv or .csv.gz"
         )
-        parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses whose payment is declined (default: 1)")
-        parser.add_argument("--no-kills", action="store_true", help="kill nobody")
+        parser.add_argument(
+            "--seed", type=int, default=1, metavar="N", help="chooses the orders whose payment is declined (default: 1)"
+        )
+        parser.add_argument("--no-kills", action="store_true", help="kill no process")
         parser.add_argument(
             "--compare",
             action="store_true",
-            help="play the day three ways on a RabbitMQ that it starts, which needs rabbitmq-server: with task.delay() in the "
-            "transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox keeps "
-            "the promise",
+            help="play the day in three ways on a RabbitMQ that is started, which needs rabbitmq-server: with task.delay() in "
+            "the transaction, with transaction.on_commit(task.delay), and with the outbox. Exit code 1 unless only the outbox "
+            "keeps the promise",
         )
         parser.add_argument(
-            "--port", type=int, default=8000, metavar="N", help="the web server's, or the next free one (default: 8000)"
+            "--port", type=int, default=8000, metavar="N", help="the web server's port, or the next free one (default: 8000)"
         )
         parser.add_argument(
             "--broker",
             choices=["embedded", "rocketmq", "rabbitmq", "kafka"],
             default="embedded",
-            help="what carries the messages (default: embedded). rocketmq starts one, which needs Java and Maven; rabbitmq "
-            "starts one, which needs rabbitmq-server, and kills it once; kafka does the same, and needs Java and Maven",
+            help="the broker of the messages (default: embedded). rocketmq starts a RocketMQ, which needs Java and Maven; "
+            "rabbitmq starts a RabbitMQ, which needs rabbitmq-server, and kills it once; kafka starts a Kafka, which needs Java "
+            "and Maven, and kills it once",
         )
         parser.add_argument(
             "--rocketmq",
             default=os.environ.get("DEMO_ROCKETMQ_NODE", ""),
             metavar="PROXY,NAME_SERVER",
-            help="use a RocketMQ that runs, such as 127.0.0.1:8081,127.0.0.1:9876; the shop's topics must be empty there "
-            "(default: DEMO_ROCKETMQ_NODE)",
+            help="use a running RocketMQ, such as 127.0.0.1:8081,127.0.0.1:9876; the shop's topics must be empty there "
+            "(default: the environment variable DEMO_ROCKETMQ_NODE)",
         )
         parser.add_argument(
             "--celery-broker",
             default="",
             metavar="URL",
-            help="Redis or RabbitMQ for Celery (default: files; with --broker rabbitmq the server it starts)",
+            help="Redis or RabbitMQ for Celery (default: files; with --broker rabbitmq, the RabbitMQ that is started)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -129,7 +137,7 @@ class Command(BaseCommand):
         elif missing:
             screen.write("The promise is kept, but not all was shown.")
         else:
-            screen.write("The promise is kept. Next: make serve (the same, and the admin stays open), make test, README.md")
+            screen.write("The promise is kept. Next: make serve (the same, but the admin keeps running), make test, README.md")
         return int(bool(missing) or not report.is_kept)
 
     def _serve(self, stage: Stage) -> None:

@@ -121,5 +121,5 @@ class TestSeek:
             seek("--to", "first", "--topic", chosen)
 
     def test_names_a_place_that_is_none(self, seek):
-        with pytest.raises(CommandError, match="invalid place value: 'yesterday'"):
+        with pytest.raises(CommandError, match="invalid position value: 'yesterday'"):
             seek("--to", "yesterday")
