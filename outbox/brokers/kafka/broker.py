@@ -181,7 +181,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         try:
             return member.receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
         finally:
-            self.refusals = {**member.refusals, **member.left_open}
+            self.refusals = {**member.refusals, **member.unfinished}
 
     def interrupt(self) -> None:
         self._is_interrupted = True

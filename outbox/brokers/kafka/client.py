@@ -20,7 +20,7 @@ TRANSACTION_TIMEOUT = timedelta(seconds=20)
 # The client repeats a request after 0.8 times as long at the earliest.
 RETRY_BACKOFF = timedelta(milliseconds=400)
 # A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
-MOST_BETWEEN_POLLS = timedelta(minutes=5)
+MAX_POLL_INTERVAL = timedelta(minutes=5)
 ANSWER_SECONDS = 5.0  # for metadata, and for a commit
 
 
@@ -109,7 +109,7 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
         "auto.offset.reset": "earliest",  # of a partition that was added, too
-        "max.poll.interval.ms": milliseconds(MOST_BETWEEN_POLLS),
+        "max.poll.interval.ms": milliseconds(MAX_POLL_INTERVAL),
     }
 
 

@@ -31,19 +31,21 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     Raises:
         BrokerUnavailable: the cluster does not answer.
     """
-    places = _places(options, name, topics)
-    if not places:
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return {}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        committed = {place: place.offset for place in committed_notes(consumer, places)}
-    known = {place.topic for place, offset in committed.items() if offset >= 0}
-    read = [place for place in places if place.topic in known]
+        committed = {topic_partition: topic_partition.offset for topic_partition in committed_notes(consumer, topic_partitions)}
+    known = {topic_partition.topic for topic_partition, offset in committed.items() if offset >= 0}
+    read = [topic_partition for topic_partition in topic_partitions if topic_partition.topic in known]
     ends = read_offsets(options, name, read, OffsetSpec.latest())
-    starts = read_offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
+    starts = read_offsets(
+        options, name, [topic_partition for topic_partition in read if committed[topic_partition] < 0], OffsetSpec.earliest()
+    )
     positions: dict[str, int] = {}
-    for place in read:
-        start = committed[place] if committed[place] >= 0 else starts[place]
-        positions[place.topic] = positions.get(place.topic, 0) + max(0, ends[place] - start)
+    for topic_partition in read:
+        start = committed[topic_partition] if committed[topic_partition] >= 0 else starts[topic_partition]
+        positions[topic_partition.topic] = positions.get(topic_partition.topic, 0) + max(0, ends[topic_partition] - start)
     return positions
 
 
@@ -51,22 +53,24 @@ def find_positions(
     options: KafkaOptions, name: str, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]
 ) -> list[GroupPosition]:
     """Return where a group goes on in each partition of topics, and where it would; see `Seeks.seek`."""
-    places = _places(options, name, topics)
-    if not places:
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return []
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        committed = {place: place.offset for place in committed_notes(consumer, places)}
-    starts, ends = (read_offsets(options, name, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        committed = {topic_partition: topic_partition.offset for topic_partition in committed_notes(consumer, topic_partitions)}
+    starts, ends = (read_offsets(options, name, topic_partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
     if isinstance(to, datetime):
-        since = read_offsets(options, name, places, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
-        wanted = {place: offset if offset >= 0 else ends[place] for place, offset in since.items()}
+        since = read_offsets(options, name, topic_partitions, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
+        wanted = {topic_partition: offset if offset >= 0 else ends[topic_partition] for topic_partition, offset in since.items()}
     else:
         wanted = starts if to == "first" else ends
     group_positions = []
-    for place in places:
-        begun = committed[place] if committed[place] >= 0 else None
-        ahead = wanted[place] - max(starts[place], starts[place] if begun is None else begun)
-        group_positions.append(GroupPosition(place.topic, str(place.partition), begun, wanted[place], ahead))
+    for topic_partition in topic_partitions:
+        begun = committed[topic_partition] if committed[topic_partition] >= 0 else None
+        ahead = wanted[topic_partition] - max(starts[topic_partition], starts[topic_partition] if begun is None else begun)
+        group_positions.append(
+            GroupPosition(topic_partition.topic, str(topic_partition.partition), begun, wanted[topic_partition], ahead)
+        )
     return group_positions
 
 
@@ -78,11 +82,17 @@ def seek(options: KafkaOptions, name: str, group: str, positions: Collection[Gro
         BrokerUnavailable: the cluster does not answer, or the group has members.
         OwnedByAnother: another outbox has the group's inbox.
     """
-    places = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
+    topic_partitions = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        notes = committed_notes(consumer, list(places))
+        notes = committed_notes(consumer, list(topic_partitions))
         require_owner(group, notes, owner)
-        _commit(consumer, group, {place: (places[place], note) for place, note in notes.items()}, owner, f"move group {group!r}")
+        _commit(
+            consumer,
+            group,
+            {topic_partition: (topic_partitions[topic_partition], note) for topic_partition, note in notes.items()},
+            owner,
+            f"move group {group!r}",
+        )
 
 
 def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[str], owner: GroupOwner) -> None:
@@ -92,12 +102,16 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group still has members.
     """
-    places = _places(options, name, topics)
-    if not places:
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        notes = committed_notes(consumer, places)
-        kept = {place: (place.offset, note) for place, note in notes.items() if place.offset >= 0}
+        notes = committed_notes(consumer, topic_partitions)
+        kept = {
+            topic_partition: (topic_partition.offset, note)
+            for topic_partition, note in notes.items()
+            if topic_partition.offset >= 0
+        }
         _commit(consumer, group, kept, owner, f"name the owner of group {group!r}")
 
 
@@ -107,12 +121,12 @@ def _commit(
     """Commit offsets for a group without members, with its owner beside each."""
     offsets = [
         TopicPartition(
-            place.topic,
-            place.partition,
+            topic_partition.topic,
+            topic_partition.partition,
             offset,
             OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
         )
-        for place, (offset, note) in kept.items()
+        for topic_partition, (offset, note) in kept.items()
     ]
     if not offsets:
         return
@@ -154,7 +168,7 @@ def require_access(options: KafkaOptions, name: str, group: str) -> None:
             time.sleep(0.05)
 
 
-def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
+def _partitions_of(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
     there = existing(describe_topics(options, name, topics))
     return [
@@ -165,16 +179,18 @@ def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[T
 def read_offsets(
     options: KafkaOptions,
     name: str,
-    places: Collection[TopicPartition],
+    topic_partitions: Collection[TopicPartition],
     spec: OffsetSpec,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, int]:
     """Return offsets of partitions; for readers of committed records, the end is before an open transaction."""
-    if not places:
+    if not topic_partitions:
         return {}
     admin = AdminClient(client_settings(options, name))
-    asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=ANSWER_SECONDS)
+    asked = admin.list_offsets(dict.fromkeys(topic_partitions, spec), isolation_level=level, request_timeout=ANSWER_SECONDS)
     try:
-        return {place: int(asked[place].result(2 * ANSWER_SECONDS).offset) for place in places}
+        return {
+            topic_partition: int(asked[topic_partition].result(2 * ANSWER_SECONDS).offset) for topic_partition in topic_partitions
+        }
     except (KafkaException, TimeoutError) as error:
         raise call_error(error, "read the ends of topics") from error

@@ -86,12 +86,12 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_f
         BrokerUnavailable: it cannot be read now. That is never the same as none.
         BrokerMisconfigured: this user may not read it.
     """
-    place = TopicPartition(topic, lane)
+    topic_partition = TopicPartition(topic, lane)
     try:
         # A fenced lane is read with uncommitted records: another reader's end is before an open transaction.
-        end = read_end(options, name, place, committed=not is_fenced)
+        end = read_end(options, name, topic_partition, committed=not is_fenced)
         for start in (end - TAIL, 0):
-            if records := list(read_records(options, name, place, start, end)):
+            if records := list(read_records(options, name, topic_partition, start, end)):
                 return (records[-1].value() or b"").decode()
         return None
     except StillOpen as error:

@@ -49,7 +49,7 @@ class OffsetNote(msgspec.Struct, frozen=True, omit_defaults=True):
             return cls()
 
 
-def committed_notes(consumer: Consumer, places: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetNote]:
+def committed_notes(consumer: Consumer, topic_partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetNote]:
     """
     Return the committed offsets of partitions, below 0 where there is none, with their notes, in the order of the partitions.
 
@@ -60,25 +60,25 @@ def committed_notes(consumer: Consumer, places: Sequence[TopicPartition]) -> dic
     deadline = time.monotonic() + 2 * ANSWER_SECONDS
     while True:
         try:
-            committed = consumer.committed(list(places), timeout=2 * ANSWER_SECONDS)
-            for place in committed:
-                if place.error is not None:
-                    raise KafkaException(place.error)
+            committed = consumer.committed(list(topic_partitions), timeout=2 * ANSWER_SECONDS)
+            for topic_partition in committed:
+                if topic_partition.error is not None:
+                    raise KafkaException(topic_partition.error)
             break
         except KafkaException as error:
             cause = error_of(error)
             if cause is None or cause.name() not in NOT_READY or time.monotonic() > deadline:
                 raise call_error(error, "read the offsets of a group") from error
             time.sleep(0.05)
-    by_place = {(partition.topic, partition.partition): partition for partition in committed}
-    ordered = [by_place[place.topic, place.partition] for place in places]
-    return {place: OffsetNote.read(place.metadata) for place in ordered}
+    by_key = {(partition.topic, partition.partition): partition for partition in committed}
+    ordered = [by_key[topic_partition.topic, topic_partition.partition] for topic_partition in topic_partitions]
+    return {topic_partition: OffsetNote.read(topic_partition.metadata) for topic_partition in ordered}
 
 
 def require_owner(group: str, notes: Mapping[TopicPartition, OffsetNote], ours: GroupOwner) -> None:
     """Raise OwnedByAnother where a committed offset names another outbox."""
-    for place, note in notes.items():
+    for topic_partition, note in notes.items():
         theirs = GroupOwner(note.source, note.project)
         if ours.source and theirs.source and theirs.source != ours.source:
-            subject = f"Kafka's consumer group {group!r} (topic {place.topic!r})"
+            subject = f"Kafka's consumer group {group!r} (topic {topic_partition.topic!r})"
             raise OwnedByAnother(subject, group, theirs, ours, apart="a prefix of its own for its groups")

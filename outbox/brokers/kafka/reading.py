@@ -27,7 +27,7 @@ class StillOpen(TimeoutError):
     """Raised when a transaction before the end of a partition is open, so that readers of committed records wait."""
 
 
-def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committed: bool = False) -> int:
+def read_end(options: KafkaOptions, name: str, topic_partition: TopicPartition, *, committed: bool = False) -> int:
     """
     Return the offset after the last record of a partition; waits while it has no leader.
 
@@ -41,9 +41,9 @@ def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committ
     deadline = time.monotonic() + READ_SECONDS
     while True:
         admin = AdminClient(client_settings(options, name))  # a new one: one that outlived a restart may answer with an error
-        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
+        asked = admin.list_offsets({topic_partition: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
         try:
-            return int(asked[place].result(2 * READ_SECONDS).offset)
+            return int(asked[topic_partition].result(2 * READ_SECONDS).offset)
         except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is None or cause.name() not in NO_LEADER or time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committ
             time.sleep(0.05)
 
 
-def read_records(options: KafkaOptions, name: str, place: TopicPartition, start: int, end: int) -> Iterator[Message]:
+def read_records(options: KafkaOptions, name: str, topic_partition: TopicPartition, start: int, end: int) -> Iterator[Message]:
     """
     Yield the committed records of a partition from an offset to another one.
 
@@ -61,14 +61,14 @@ def read_records(options: KafkaOptions, name: str, place: TopicPartition, start:
     """
     # A new consumer: after a second `assign`, `position` may be that of the first.
     with closing(Consumer(reader_settings(options, name))) as consumer:
-        low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
+        low, _ = consumer.get_watermark_offsets(topic_partition, timeout=READ_SECONDS)
         start = max(low, start)
         if start >= end:
             return
-        consumer.assign([TopicPartition(place.topic, place.partition, start)])
+        consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, start)])
         deadline = time.monotonic() + READ_SECONDS
         problem: KafkaError | None = None
-        while consumer.position([place])[0].offset < end:  # the ends of transactions move it without a message
+        while consumer.position([topic_partition])[0].offset < end:  # the ends of transactions move it without a message
             for record in consumer.consume(MOST_AT_ONCE, 0) or [consumer.poll(POLL_SECONDS)]:
                 if record is None:
                     continue

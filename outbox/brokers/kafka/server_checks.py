@@ -65,10 +65,10 @@ class KafkaServerChecks:
         for topic, group in pairs:
             ours = owners.get(group)
             if ours is not NO_OWNER and topic in there:
-                places = [TopicPartition(topic, number) for number in range(len(there[topic].partitions))]
+                topic_partitions = [TopicPartition(topic, number) for number in range(len(there[topic].partitions))]
                 with closing(Consumer(member_settings(self._options, self._name, group))) as consumer:
                     try:
-                        require_owner(group, committed_notes(consumer, places), ours)
+                        require_owner(group, committed_notes(consumer, topic_partitions), ours)
                     except OwnedByAnother as error:
                         yield misconfigured(*error.args)
                     except BrokerMisconfigured as error:

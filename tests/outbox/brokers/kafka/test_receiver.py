@@ -394,7 +394,7 @@ class TestRebalance:
     def test_takes_a_delivery_away_from_a_member_that_does_not_call(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
+        monkeypatch.setattr("outbox.brokers.kafka.client.MAX_POLL_INTERVAL", timedelta(seconds=7))
         topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
@@ -408,8 +408,8 @@ class TestRebalance:
     def test_leaves_a_delivery_that_is_renewed_with_its_member(
         self, open_member: Open, group: str, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
-        monkeypatch.setattr(receiver, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
+        monkeypatch.setattr("outbox.brokers.kafka.client.MAX_POLL_INTERVAL", timedelta(seconds=7))
+        monkeypatch.setattr(receiver, "MAX_POLL_INTERVAL", timedelta(seconds=2))
         topic = create_topic()
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
@@ -563,7 +563,7 @@ class TestTopics:
         theirs.produce(topic, b"theirs")
         theirs.flush(SECONDS)
         mine.send([message(topic, b"ours")])
-        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open_transactions)
         before = mine.refusals
         clock.now += 61
 
