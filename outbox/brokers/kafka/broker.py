@@ -27,7 +27,7 @@ from outbox.brokers.capabilities import ListsResources, Seeks, SpeaksKafka, Tran
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
-from outbox.brokers.kafka.lanes import KafkaLanes, undone
+from outbox.brokers.kafka.lanes import KafkaLanes, aborted_results
 from outbox.brokers.kafka.leaders import PartitionLeaders
 from outbox.brokers.kafka.options import KafkaOptions, problems
 from outbox.brokers.kafka.receiver import GroupMember
@@ -143,7 +143,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         if rejected := self._reject(messages):
-            return undone(messages, rejected)
+            return aborted_results(messages, rejected)
         return self._lanes.send(lane, messages, marker)
 
     def set_owner(
