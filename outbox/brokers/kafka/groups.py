@@ -1,4 +1,4 @@
-"""Administer consumer groups as a client that is no member: their backlog, owners and positions."""
+"""Administration of consumer groups, by a client that is not a member: their backlog, owners and positions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_
 from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics, existing
+from outbox.brokers.kafka.topics import describe_topics, existing_topics
 from outbox.brokers.owners import GroupOwner
 from outbox.errors import BrokerUnavailable
 
 
 def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collection[str]) -> dict[str, int]:
     """
-    Return the number of records behind a group's committed offsets, by topic, without topics that the group never read.
+    Return the number of records from a group's committed offsets on, by topic, without topics that the group never read.
 
-    Open transactions do not count. The end of each transaction takes an offset, so that a group without members may have counted
-    some more than there are.
+    Records from an unfinished transaction on are not counted. Transaction markers are counted, since they take offsets: so the
+    backlog of a group without members may be a little too high.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -52,7 +52,7 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
 def find_positions(
     options: KafkaOptions, name: str, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]
 ) -> list[GroupPosition]:
-    """Return where a group goes on in each partition of topics, and where it would; see `Seeks.seek`."""
+    """Return the current and the wanted position of a group in each partition of topics; see `Seeks.seek`."""
     topic_partitions = _partitions_of(options, name, topics)
     if not topic_partitions:
         return []
@@ -76,11 +76,11 @@ def find_positions(
 
 def seek(options: KafkaOptions, name: str, group: str, positions: Collection[GroupPosition], owner: GroupOwner) -> None:
     """
-    Commit other offsets for a group, which has no members; see `Seeks.seek`.
+    Commit new offsets for a group without members; see `Seeks.seek`.
 
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group has members.
-        OwnedByAnother: another outbox has the group's inbox.
+        OwnedByAnother: the group has its inbox in another outbox.
     """
     topic_partitions = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
@@ -97,7 +97,7 @@ def seek(options: KafkaOptions, name: str, group: str, positions: Collection[Gro
 
 def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[str], owner: GroupOwner) -> None:
     """
-    Name an outbox as that of a group's inbox, beside each committed offset.
+    Store a new owner of a group in the metadata of each committed offset.
 
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group still has members.
@@ -116,9 +116,15 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
 
 
 def _commit(
-    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, what: str
+    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, action: str
 ) -> None:
-    """Commit offsets for a group without members, with its owner beside each."""
+    """
+    Commit offsets for a group without members, with its owner in the metadata of each.
+
+    Args:
+        kept: topic-partition -> the offset to commit, and the note whose bound is kept.
+        action: for the text of an error; see `call_error`.
+    """
     offsets = [
         TopicPartition(
             topic_partition.topic,
@@ -140,14 +146,14 @@ def _commit(
         if cause is not None and cause.name() in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"):
             raise BrokerUnavailable(
                 f"Kafka's consumer group {group!r} still has members.",
-                hint="Stop all consumers of the group first; those of other projects, too.",
+                hint="Stop all consumers of the group first, also those of other projects.",
             ) from error
-        raise call_error(error, what) from error
+        raise call_error(error, action) from error
 
 
 def require_access(options: KafkaOptions, name: str, group: str) -> None:
     """
-    Ask about a group, since other calls of a user that may not read for it only time out.
+    Check that this user may read for a group. Without this permission, other calls only time out.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -170,9 +176,9 @@ def require_access(options: KafkaOptions, name: str, group: str) -> None:
 
 def _partitions_of(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
-    there = existing(describe_topics(options, name, topics))
+    existing = existing_topics(describe_topics(options, name, topics))
     return [
-        TopicPartition(topic, number) for topic, description in there.items() for number in range(len(description.partitions))
+        TopicPartition(topic, number) for topic, description in existing.items() for number in range(len(description.partitions))
     ]
 
 
@@ -183,7 +189,7 @@ def read_offsets(
     spec: OffsetSpec,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, int]:
-    """Return offsets of partitions; for readers of committed records, the end is before an open transaction."""
+    """Return offsets of partitions. With READ_COMMITTED, the latest one is the last stable offset."""
     if not topic_partitions:
         return {}
     admin = AdminClient(client_settings(options, name))
@@ -193,4 +199,4 @@ def read_offsets(
             topic_partition: int(asked[topic_partition].result(2 * ANSWER_SECONDS).offset) for topic_partition in topic_partitions
         }
     except (KafkaException, TimeoutError) as error:
-        raise call_error(error, "read the ends of topics") from error
+        raise call_error(error, "read offsets of topics") from error

@@ -1,9 +1,10 @@
 """
-The lanes of one broker client: transactions of messages and a marker, by a producer whose transactional id is the lane's.
+The lanes that one broker client has opened. A relay holds a lane alone, and sends its messages in a series of transactions.
 
-A producer is used for one transaction after the other as long as each ends cleanly; otherwise it is discarded, and its lane is
-closed. The next producer that opens the lane, in any process, ends the transaction that the discarded one has left unfinished,
-and fences that producer out.
+The producer of a lane has the lane's transactional id. Each transaction also writes a marker to the lane's partition of the
+marker topic; the marker identifies the transaction. A producer is used for one transaction after the other as long as each ends
+cleanly; otherwise it is discarded, and its lane is closed. The next producer that opens the lane, in any process, ends the
+transaction that the discarded one has left unfinished, and fences that producer out.
 
 A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 4) does not raise the producer's epoch with each
 transaction. So if the client sends a commit twice, the second request may reach the broker during the next transaction, and
@@ -37,7 +38,7 @@ from outbox.brokers.kafka.errors import HINTS, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.sender import ProducerLost, open_transactional, produce
-from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
+from outbox.brokers.kafka.topics import describe_topics, find_topic, is_allowed, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
 from outbox.findings import Finding, misconfigured
 from outbox.logs import get_logger
@@ -229,7 +230,7 @@ class KafkaLanes:
         return {
             topic
             for topic, description in descriptions.items()
-            if isinstance(description, KafkaError) or not may(description, AclOperation.WRITE)
+            if isinstance(description, KafkaError) or not is_allowed(description, AclOperation.WRITE)
         }
 
     def _results_of_uncommitted(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AclOperation, NewTopic, TopicDescription
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.reading import StillOpen, read_end, read_records
-from outbox.brokers.kafka.topics import create_topic, find_topic, may, wait_for_leaders
+from outbox.brokers.kafka.topics import create_topic, find_topic, is_allowed, wait_for_leaders
 from outbox.errors import BrokerMisconfigured
 
 PARTITIONS = 32  # the number of partitions of a new marker topic; more if the lane's number is higher
@@ -59,7 +59,7 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
             f"Marker topic {topic!r} has {count} partitions, and lane {lane} needs partition {lane}.",
             hint='Add partitions, or lower OUTBOX["RELAY"]["LANES"].',
         )
-    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(description, operation)]:
+    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not is_allowed(description, operation)]:
         names = " and ".join(operation.name.title() for operation in missing)
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
 

@@ -36,7 +36,7 @@ from outbox.brokers.kafka.groups import read_offsets, require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.partition import HeldPartition, new_batch_number
-from outbox.brokers.kafka.topics import describe_topics, existing, find_topic
+from outbox.brokers.kafka.topics import describe_topics, existing_topics, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
 from outbox.logs import get_logger, log_fields
@@ -252,8 +252,8 @@ class GroupMember:
     def _check_topics(self) -> None:
         """Update the ids of the topics, and the reports about unfinished transactions."""
         with suppress(BrokerUnavailable):  # the earlier answers stay valid
-            there = existing(describe_topics(self._options, self._name, set(self._subscribed)))
-            self._topic_ids |= {topic: _id_of(description) for topic, description in there.items()}
+            existing = existing_topics(describe_topics(self._options, self._name, set(self._subscribed)))
+            self._topic_ids |= {topic: _id_of(description) for topic, description in existing.items()}
             self._find_open_transactions()
 
     def _find_open_transactions(self) -> None:

@@ -14,27 +14,27 @@ from outbox.brokers.kafka.client import milliseconds
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import create_topic, describe_topics, existing, read_settings, wait_for_leaders
+from outbox.brokers.kafka.topics import create_topic, describe_topics, existing_topics, read_settings, wait_for_leaders
 from outbox.message import TopicSpec, TopicType
 
 DESCRIBE = "Allow this user Describe on it."
 CREATE = "Allow this user Create on it, or create it with {settings}."
 KEYS_WOULD_MOVE = (
-    "With more partitions its keys move to others, and later messages of a key may be read before earlier ones. Set QUEUES to "
-    "{partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all of it, alter "
-    "it with kafka-topics.sh to have {wanted} partitions, and run outbox_pause --resume {topic}."
+    "With more partitions, its keys move to other ones, and later messages of a key may be read before earlier ones. Set QUEUES "
+    "to {partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all its messages, "
+    "give it {wanted} partitions with kafka-topics.sh, and run outbox_pause --resume {topic}."
 )
-UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
+UNSEEN = "Its settings were not compared, because Kafka does not show them to this user. Allow this user DescribeConfigs."
 
 
 class KafkaResource(msgspec.Struct, frozen=True):
     """
-    A topic that is needed.
+    A topic that the outbox needs.
 
     Args:
-        new: as it is created.
-        least: the partitions that it needs.
-        is_ordered: whether the partition of a key must stay the same.
+        new: the definition with which it is created.
+        least: the minimum number of partitions.
+        is_ordered: whether each key must stay in its partition.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class KafkaResources:
         self._name = name
 
     def find(self, topics: Collection[TopicSpec], *, sources: Iterable[str], lanes: int) -> list[ServerResource]:
-        """Return the topics that are needed, and what is there. Arguments and errors as for `ListsResources`."""
+        """Return the topics that are needed, compared with those of the cluster. Arguments and errors as in `ListsResources`."""
         return self._compare([*map(self._topic, topics), *(self._marker(source, lanes) for source in sources)])
 
     def _topic(self, topic: TopicSpec) -> KafkaResource:
@@ -71,7 +71,7 @@ class KafkaResources:
 
     def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
         descriptions = describe_topics(self._options, self._name, [resource.new.topic for resource in needed])
-        settings = read_settings(self._options, self._name, list(existing(descriptions)))
+        settings = read_settings(self._options, self._name, list(existing_topics(descriptions)))
         return [
             _compared(resource, descriptions[resource.new.topic], settings.get(resource.new.topic, {})) for resource in needed
         ]

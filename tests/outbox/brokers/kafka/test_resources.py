@@ -148,7 +148,7 @@ class TestPermissions:
         found = wait_until(lambda: _if_there(resources(broker)["topic"]))
 
         assert found.differences == ()
-        assert "Allow it DescribeConfigs" in found.trouble
+        assert "Allow this user DescribeConfigs" in found.trouble
 
     def test_to_create_a_topic_are_named_where_they_are_missing(self):
         topic = new_name()
