@@ -1,7 +1,8 @@
 """
-What `outbox_topics` lists and creates: exchanges of topics and the queues of groups.
+The exchanges of topics and queues of groups, which `outbox_topics` lists and creates.
 
-What exists is declared again as it should be, which changes nothing: the server refuses another form, and names the difference.
+An existing exchange or queue is compared by declaring it again, which never changes it. The server refuses a declaration with
+other arguments, and names the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec
 
-Ask = Callable[[amqp.Channel], object]
+ChannelCall = Callable[[amqp.Channel], object]
 
 
 class RabbitMQResource(msgspec.Struct, frozen=True):
@@ -32,15 +33,15 @@ class RabbitMQResource(msgspec.Struct, frozen=True):
 
     Args:
         look_up: raises NotFound if it is missing.
-        declare: declares it without its bindings, which changes nothing where it is there.
+        declare: declares it without its bindings, which changes nothing if it exists.
     """
 
     kind: str
     name: str
     wanted: Mapping[str, str]
-    look_up: Ask
-    declare: Ask
-    declare_and_bind: Ask
+    look_up: ChannelCall
+    declare: ChannelCall
+    declare_and_bind: ChannelCall
 
 
 class RabbitMQResources:
@@ -48,23 +49,23 @@ class RabbitMQResources:
     The exchanges and queues that topics and groups need.
 
     Args:
-        asking: yields a channel for what is asked, whose errors are BrokerUnavailable.
+        admin_channel: yields a channel, for an action that its errors (BrokerUnavailable) name.
     """
 
     def __init__(
         self,
         options: RabbitMQOptions,
-        asking: Callable[[str], AbstractContextManager[amqp.Channel]],
+        admin_channel: Callable[[str], AbstractContextManager[amqp.Channel]],
         topics: Iterable[TopicSpec],
     ) -> None:
         self._options = options
-        self._asking = asking
+        self._admin_channel = admin_channel
         self._topics = list(topics)
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
     def find(self) -> list[ServerResource]:
-        """Return what is needed, and what is there. Raises BrokerUnavailable."""
-        with self._asking("list what is declared") as channel:
+        """Return the exchanges and queues that are needed, compared with those on the server. Raises BrokerUnavailable."""
+        with self._admin_channel("list exchanges and queues") as channel:
             return [self._compared(channel, resource) for resource in self._needed(channel)]
 
     def _needed(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
@@ -86,7 +87,7 @@ class RabbitMQResources:
         except NotFound:
             return resource(is_there=False)
         except ChannelError as error:
-            return resource(is_there=None, trouble=f"RabbitMQ does not tell: {describe(error)}.")
+            return resource(is_there=None, trouble=f"RabbitMQ could not look it up: {describe(error)}.")
         try:
             needed.declare(channel)
         except AccessRefused as error:
@@ -96,23 +97,23 @@ class RabbitMQResources:
         return resource(is_there=True)
 
     def _create(self, needed: RabbitMQResource) -> None:
-        what = f"{needed.kind} {needed.name!r}"
-        with self._asking(f"declare {what}") as channel:
+        subject = f"{needed.kind} {needed.name!r}"
+        with self._admin_channel(f"declare {subject}") as channel:
             try:
                 needed.look_up(channel)
             except NotFound:
-                self._declare(channel, needed, what)
+                self._declare(channel, needed, subject)
             except ChannelError as error:
-                raise BrokerMisconfigured(f"RabbitMQ does not tell of {what}: {describe(error)}.") from error
+                raise BrokerMisconfigured(f"RabbitMQ could not look {subject} up: {describe(error)}.") from error
 
-    def _declare(self, channel: amqp.Channel, needed: RabbitMQResource, what: str) -> None:
+    def _declare(self, channel: amqp.Channel, needed: RabbitMQResource, subject: str) -> None:
         try:
             needed.declare_and_bind(channel)
         except AccessRefused as error:
-            raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {what}", error)) from error
+            raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {subject}", error)) from error
         except ChannelError as error:
-            raise BrokerMisconfigured(f"RabbitMQ did not declare {what}: {describe(error)}.") from error
+            raise BrokerMisconfigured(f"RabbitMQ did not declare {subject}: {describe(error)}.") from error
 
-    def _refusal(self, what: str, error: AccessRefused) -> str:
-        problem = self._permissions.problem(what, error)
+    def _refusal(self, subject: str, error: AccessRefused) -> str:
+        problem = self._permissions.problem(subject, error)
         return f"{problem.text} {problem.hint}"
