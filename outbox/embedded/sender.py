@@ -1,4 +1,4 @@
-"""Store sent messages and half messages, each kind with one statement."""
+"""Stores messages that are sent, and half messages, with one statement for a batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def send_halves(
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
 ) -> tuple[list[EmbeddedRow | None], list[SendResult | None]]:
-    """Return, for each message, its row, or the result MISCONFIGURED if its stored topic has another type than in settings."""
+    """Return the row of each message; instead, the result MISCONFIGURED if its stored topic has another type than in settings."""
     rows: list[EmbeddedRow | None] = []
     outcomes: list[SendResult | None] = []
     keyless: dict[str, int] = {}
