@@ -157,7 +157,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
                 return halves.new_id(self._client.connection())
 
     def end(self, refs: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
-        """Commit or roll back half messages. The first end wins; later ones return it."""
+        """Commit or roll back half messages. The first end of each wins; later calls return its state."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
         deadline = inf if within is None else time.monotonic() + within.total_seconds()

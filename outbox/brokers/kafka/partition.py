@@ -73,7 +73,11 @@ class HeldPartition(msgspec.Struct, eq=False):
         self.position, self.committed, self.committed_bound, self.handed_out_before = offset, -1, 0, 0
 
     def ready_offsets(self, limit: int) -> Iterator[int]:
-        """Yield the offsets of records that can be handed out now: below the committed bound, and in order if the topic is."""
+        """
+        Yield the offsets of records that can be handed out now: those below the committed bound that are not held.
+
+        In an ordered partition, there are none while any record is held.
+        """
         if self.is_ordered and self.held:
             return
         end = min(self.committed_bound, (self.committed or 0) + limit)
@@ -84,7 +88,7 @@ class HeldPartition(msgspec.Struct, eq=False):
                 yield offset
 
     def waits_for_commit(self, limit: int) -> bool:
-        """Return whether the next record cannot be handed out yet, but can be after a commit with a new offset and bound."""
+        """Return whether a new offset and bound must be committed before the next record can be handed out."""
         if self.is_ordered and self.held:
             return False
         following = next((offset for offset in self.records if offset not in self.held), None)
@@ -112,5 +116,5 @@ class HeldPartition(msgspec.Struct, eq=False):
 
 
 def new_batch_number() -> int:
-    """Return a new number for a batch of deliveries, by which a record has another receipt each time it is handed out."""
+    """Return a new number, which is part of the receipts of a batch of deliveries, so that a receipt is never used twice."""
     return next(_batch_numbers)

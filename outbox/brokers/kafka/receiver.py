@@ -239,7 +239,7 @@ class GroupMember:
         require_owner(self.group, notes, self.owner)
         # Missing offsets alone do not show that the group is new to the topic, since Kafka deletes the offsets of idle groups.
         if all(topic_partition.offset < 0 for topic_partition in notes) and topic not in self.known_topics:
-            # Later partitions are not in this set: they are read from their first message, whatever START is.
+            # Partitions that are added later are not in this set, so they are read from their first message, whatever START is.
             self._new_partitions |= {(topic_partition.topic, topic_partition.partition) for topic_partition in topic_partitions}
 
     def _check_topics_at_intervals(self) -> None:
@@ -258,10 +258,10 @@ class GroupMember:
 
     def _find_open_transactions(self) -> None:
         """
-        Report transactions that stay unfinished, by partitions that are read up to the last stable offset.
+        Report transactions that stay unfinished, in partitions without fetched records.
 
-        A transaction is unfinished if the last stable offset is before the end of the partition. It counts as the same
-        transaction as long as that offset does not move.
+        There is an unfinished transaction if the last stable offset is before the end of the partition. As long as that offset
+        does not move, it is the same transaction.
         """
         with self._lock:
             topic_partitions = [TopicPartition(*key) for key, partition in self._partitions.items() if not partition.records]
@@ -288,7 +288,7 @@ class GroupMember:
         """
         Read a partition from its start, since its topic was deleted and created again.
 
-        The offset that the group has committed is that of the old topic, even if the new one has a record there, too.
+        The committed offset belongs to the old topic, so it is not used even if the new topic has a record at this offset.
         """
         logger.warning(
             "Topic %r was deleted and created again: group %r reads partition %s from its first message.",
@@ -320,7 +320,7 @@ class GroupMember:
         self._ask_again_at[topic] = time.monotonic() + REFUSED_SECONDS
 
     def _fetch(self, topics: Collection[str], limit: int, seconds: float) -> None:
-        """Fetch records until as many wait as the limit says; wait up to `seconds` for the first one."""
+        """Fetch records up to the limit, which includes records that wait here already. Wait up to `seconds` for the first."""
         with self._polling:
             self._require_not_closed()
             self._polled_at = time.monotonic()
@@ -350,7 +350,7 @@ class GroupMember:
                 raise problems[0]
 
     def _add(self, record: Message) -> BrokerUnavailable | None:
-        """Add a record to its partition. If it is an error, return the exception that it means for the whole group, if any."""
+        """Add a record to its partition. If the record is an error, return the exception to raise, if any."""
         if (error := record.error()) is not None:
             return self._handle_error(record, error)
         self._answered_at = time.monotonic()
@@ -361,7 +361,7 @@ class GroupMember:
         return None
 
     def _handle_error(self, record: Message, error: KafkaError) -> BrokerUnavailable | None:
-        """Log an error that the client reports as a record, or refuse its topic. Return the exception if it has no topic."""
+        """Log an error that the client reports as a record, or refuse its topic. Return the exception if it names no topic."""
         if error.code() not in MISCONFIGURED:
             logger.info("Group %s: %s", self.group, describe(error))
             return None
@@ -373,7 +373,7 @@ class GroupMember:
         return problem
 
     def _pause_and_resume(self, topics: Collection[str]) -> None:
-        """Pause the partitions of other topics, and those with as many records as can be in use; resume all others."""
+        """Pause the partitions of other topics, and partitions with a full batch of records; resume all others."""
         for partition in self._partitions.values():
             if partition.is_paused is not (partition.topic not in topics or len(partition.records) >= self._largest_batch):
                 partition.is_paused = not partition.is_paused
@@ -381,7 +381,7 @@ class GroupMember:
                 change([TopicPartition(partition.topic, partition.number)])
 
     def _hand_out(self, topics: Collection[str], limit: int, invisible_seconds: float) -> list[Delivery]:
-        """Return deliveries of fetched records that are not held; a hold that has expired ends before."""
+        """Return deliveries of fetched records that are not held. Before, release the records whose time is over."""
         with self._lock:
             now = self._clock()
             partitions = [
@@ -549,8 +549,8 @@ class GroupMember:
             ):
                 self._new_partitions.discard((topic_partition.topic, topic_partition.partition))
                 if committed.offset < 0:
-                    ends = self._consumer.get_watermark_offsets(topic_partition, timeout=ANSWER_SECONDS)
-                    topic_partition.offset = ends[self._options.start == "latest"]  # the first offset, or the end
+                    first, end = self._consumer.get_watermark_offsets(topic_partition, timeout=ANSWER_SECONDS)
+                    topic_partition.offset = end if self._options.start == "latest" else first
                     start_offsets[topic_partition.topic, topic_partition.partition] = topic_partition.offset
         except (KafkaException, BrokerUnavailable) as error:  # an exception would leave the partitions without an assignment
             logger.warning(

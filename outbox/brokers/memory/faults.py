@@ -14,7 +14,7 @@ Where = Callable[[Item], bool]
 
 
 class FaultKind(enum.StrEnum):
-    """What happens to the request, apart from the result that the caller gets."""
+    """The effect of a fault on the request. The result that the caller gets is separate (`Fault.result`)."""
 
     LOST = "lost"  # it never arrives
     STORED = "stored"  # it arrives, but the answer is lost

@@ -1,5 +1,5 @@
 """
-Checks of the running server, for `Broker.check()`, with the means of an AMQP client. `management` has those of the HTTP API.
+Checks of the running server, for `Broker.check()`, with the means of an AMQP client. `management.py` uses the HTTP API.
 
 The checks change nothing on the server, except that missing exchanges and queues are declared with their bindings, as for a send.
 A finding reports this if other exchanges or queues of the topic exist. Permissions are checked with requests that the server,
