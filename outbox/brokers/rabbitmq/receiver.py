@@ -8,9 +8,8 @@ are never returned (`basic.reject`), because the queue would push such a message
 key. For the same reason, no consumer is cancelled while its channel stays open; besides, before RabbitMQ 4.3, a queue whose node
 is lost would keep the messages of a cancelled consumer for it.
 
-Topics do not affect each other: `refusals` names a topic whose queues exist with other arguments, or cannot be declared. Its
-    queues
-are still read if they exist, so that they can be drained, unless the group belongs to another project.
+Topics do not affect each other. `refusals` names a topic whose queues exist with other arguments, or cannot be declared. Its
+queues are still read if they exist, so that they can be drained, unless the group belongs to another project.
 """
 
 from __future__ import annotations
