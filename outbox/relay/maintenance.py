@@ -109,6 +109,7 @@ SLICE = 1000
 INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # the next prune will find the day free
 OF_OTHERS = "another role, which owns the tables and has to run outbox_maintenance"
+SESSION_LIMIT = timedelta(seconds=10)  # of the waits for locks, and of idle transactions
 OTHERS_GRACE = timedelta(days=2)  # the maximum time that a day is kept by that role after its retention
 
 # One process prunes at a time; a second one has nothing to do.
@@ -161,15 +162,12 @@ class Pruned(msgspec.Struct):
         return asdict(self) | days | {"kept": {str(day): holder for day, holder in self.kept.items()}}
 
 
-def prune(using: str, *, now: datetime | None = None, patience: timedelta = partitions.PATIENCE) -> Pruned:
+def prune(using: str, *, now: datetime | None = None) -> Pruned:
     """
     Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
 
     A day is past its retention when all of it is; rows that belong to its messages are deleted with it. An app that holds days
     back may keep them longer, and drops them itself. A role that does not own the tables deletes rows only.
-
-    Args:
-        patience: how long to try for the lock that dropping one day needs.
 
     Raises:
         ConfigurationError: settings configure the pipeline, whose app is not installed.
@@ -180,7 +178,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = day_at(now - max([conf.settings().retention, *holds.values()]))
     before = midnight(last_kept)
     pruned = Pruned()
-    with database.connect_session(using, application_name="outbox maintenance", patience=partitions.PATIENCE) as connection:
+    with database.connect_session(using, application_name="outbox maintenance", patience=SESSION_LIMIT) as connection:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
@@ -188,7 +186,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         for day in partitions.days(connection):
             if day < last_kept:
                 if may_drop:
-                    _prune_day(connection, day, pruned, patience, holds)
+                    _prune_day(connection, day, pruned, holds)
                 else:
                     pruned.kept[day] = OF_OTHERS
         free_by = {hold.reason: last_kept - hold.grace for hold in holds}
@@ -259,7 +257,7 @@ def _require_apps() -> None:
         )
 
 
-def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:
+def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterable[RetentionHold]) -> None:
     def is_held() -> bool:
         holder = find_holder(connection, *_bounds(day)) or next((hold.reason for hold in holds), None)
         if holder is not None:
@@ -270,7 +268,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
     if is_held():
         return
     try:
-        is_dropped = partitions.drop_day(connection, day, unless=is_held, patience=patience)
+        is_dropped = partitions.drop_day(connection, day, unless=is_held)
     except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
         pruned.kept[day] = OF_OTHERS
         return

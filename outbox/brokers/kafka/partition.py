@@ -8,7 +8,6 @@ one first.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-_batch_numbers = itertools.count(1)
 
 
 class HeldPartition(msgspec.Struct, eq=False):
@@ -113,8 +110,3 @@ class HeldPartition(msgspec.Struct, eq=False):
         first = self.first_unacknowledged or 0
         bound = max(self.handed_out_before, first + limit if self.is_in_use else 0)
         return bound if bound > first else 0
-
-
-def new_batch_number() -> int:
-    """Return a new number, which is part of the receipts of a batch of deliveries, so that a receipt is never used twice."""
-    return next(_batch_numbers)

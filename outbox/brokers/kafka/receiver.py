@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -35,7 +35,7 @@ from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, err
 from outbox.brokers.kafka.groups import read_offsets, require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.partition import HeldPartition, new_batch_number
+from outbox.brokers.kafka.partition import HeldPartition
 from outbox.brokers.kafka.topics import describe_topics, existing_topics, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription
 
 logger = get_logger(__name__)
+
+_batch_numbers = count(1)  # part of the receipts of a batch of deliveries, so that no receipt is used twice
 
 POLL_SECONDS = 0.1  # the longest single poll, so also the time in which `interrupt` and `close` end the wait of `receive`
 REFUSED_SECONDS = 10.0  # the interval at which the member tries again to subscribe to a refused topic
@@ -397,7 +399,7 @@ class GroupMember:
                 partition.is_in_use = True
             self._commit(waiting)
             deliveries: list[Delivery] = []
-            number = new_batch_number()
+            batch_number = next(_batch_numbers)
             for partition in partitions:
                 offsets = list(islice(partition.ready_offsets(self._largest_batch), limit - len(deliveries)))
                 if offsets:
@@ -405,10 +407,10 @@ class GroupMember:
                     key = partition.topic, partition.number
                     self._partitions[key] = self._partitions.pop(key)  # move it to the end
                 for offset in offsets:
-                    receipt = f"{partition.topic}/{partition.number}/{offset}/{number}"
-                    count = partition.hold(offset, receipt)
+                    receipt = f"{partition.topic}/{partition.number}/{offset}/{batch_number}"
+                    delivery_count = partition.hold(offset, receipt)
                     deliveries.append(
-                        to_delivery(partition.records[offset], group=self.group, receipt=receipt, delivery_count=count)
+                        to_delivery(partition.records[offset], group=self.group, receipt=receipt, delivery_count=delivery_count)
                     )
             return deliveries
 

@@ -39,7 +39,10 @@ class KafkaServerChecks:
         described = describe_topics(self._options, self._name, topics)
         existing = existing_topics(described)
         missing = {topic: description for topic, description in described.items() if isinstance(description, KafkaError)}
-        problems = [*_problems_of_missing(missing), *_problems_of_permissions(existing)]
+        problems = list(_problems_of_missing(missing))
+        if denied := [topic for topic, description in existing.items() if not is_allowed(description, AclOperation.WRITE)]:
+            text = f"This user may not write to {_named(denied, 'topic')}."
+            problems.append(misconfigured(text, "Allow this user Write on them. Messages wait until then."))
         if nodes == 1:
             problems.append(weak(ONE_NODE, ONE_NODE_HINT))
         return [*problems, *self._problems_of_durability(existing, nodes)]
@@ -155,13 +158,6 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
     if hidden:
         yield misconfigured(
             f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it."
-        )
-
-
-def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Finding]:
-    if denied := [topic for topic, description in topics.items() if not is_allowed(description, AclOperation.WRITE)]:
-        yield misconfigured(
-            f"This user may not write to {_named(denied, 'topic')}.", "Allow this user Write on them. Messages wait until then."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import datetime
 
@@ -72,13 +73,6 @@ class MemoryGroup(msgspec.Struct):
     unfinished: dict[str, dict[int, UnfinishedCopy]] = msgspec.field(default_factory=dict)
 
 
-class MemoryLane(msgspec.Struct):
-    """A lane of transactional sends: an epoch, which changes with each holder, and the marker of its last transaction."""
-
-    epoch: int = 0
-    marker: str | None = None
-
-
 class Store:
     """The state that brokers with the same NAME share. Hold `changed` during each read and each change."""
 
@@ -89,7 +83,9 @@ class Store:
         self.groups: dict[str, MemoryGroup] = {}
         self.faults: list[Fault] = []  # planned by a test, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lanes: dict[tuple[str, int], MemoryLane] = {}  # source and number -> lane
+        # By source and number of a lane: the epoch, which counts how often it was opened, and the marker of its last transaction.
+        self.lane_epochs: Counter[tuple[str, int]] = Counter()
+        self.markers: dict[tuple[str, int], str] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""
