@@ -77,7 +77,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         self._clock = clock
         self._settings = read_options(EmbeddedOptions, options)
         self._client = EmbeddedClient(self._settings)
-        self._renewals = EmbeddedClient(self._settings)  # a second thread may call renew() and release()
+        self._renewal_client = EmbeddedClient(self._settings)  # a second thread may call renew() and release()
         self._stored_topics = Topics(self.topics)
         # Group and topic id -> `Topics.read_at` when the group's offsets were stored.
         self._joined: dict[tuple[str, int], float] = {}
@@ -89,7 +89,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return the limits. Messages are never redelivered after they were handled, so `redelivery` is zero."""
+        """Return the limits. `redelivery` is zero, because `may_deliver_again` names all messages that may be delivered again."""
         settings = read_options(EmbeddedOptions, options)
         return Limits(
             SendGuarantee.ONCE,
@@ -216,12 +216,12 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
         """Hold deliveries longer, over a separate connection, because `receive` may be waiting on the other one."""
         self._client.deregister_while_idle()
-        with self._renewals.translating_errors() as connection:
+        with self._renewal_client.translating_errors() as connection:
             return settlement.renew(connection, deliveries, invisible_for, now=self._now())
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Release deliveries, over the connection of `renew`. Their messages can be received again at once."""
-        with self._renewals.translating_errors() as connection:
+        with self._renewal_client.translating_errors() as connection:
             settlement.release(connection, deliveries, now=self._now())
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
@@ -257,7 +257,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
 
     def close(self) -> None:
         self._client.close()
-        self._renewals.close()
+        self._renewal_client.close()
 
     def _create_topic(self, spec: TopicSpec) -> None:
         with self._client.translating_errors() as connection:

@@ -74,7 +74,7 @@ SELECT
 # before that cannot be filled later (log.py). A row without an id means that the offset was moved, but no message can be
 # delivered yet; its count is the number of messages read, which wait for earlier ones of their keys.
 READ_UNREAD = f"""
-WITH place AS MATERIALIZED (
+WITH locked_offset AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset
     WHERE consumer_group = %(group)s AND topic_id = %(topic_id)s AND queue = %(queue)s
     FOR UPDATE SKIP LOCKED
@@ -87,9 +87,9 @@ room AS (
     ))) ELSE %(limit)s END AS messages
 ),
 seen AS MATERIALIZED (
-    SELECT m.* FROM place CROSS JOIN LATERAL (
+    SELECT m.* FROM locked_offset CROSS JOIN LATERAL (
         SELECT * FROM outbox_embedded_message
-        WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > place.pos
+        WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > locked_offset.pos
         ORDER BY pos LIMIT (SELECT messages FROM room)
     ) m
 ),
@@ -99,8 +99,8 @@ next AS (
     )) ELSE max(pos) END AS pos FROM seen
 ),
 moved AS (
-    UPDATE outbox_embedded_offset o SET pos = next.pos FROM place, next
-    WHERE o.consumer_group = %(group)s AND o.topic_id = %(topic_id)s AND o.queue = %(queue)s AND place.pos < next.pos
+    UPDATE outbox_embedded_offset o SET pos = next.pos FROM locked_offset, next
+    WHERE o.consumer_group = %(group)s AND o.topic_id = %(topic_id)s AND o.queue = %(queue)s AND locked_offset.pos < next.pos
     RETURNING o.queue
 ),
 held AS (

@@ -73,7 +73,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return the limits. Messages are never redelivered after they were handled, so `redelivery` is zero."""
+        """Return the limits. `redelivery` is zero, because `may_deliver_again` names all messages that may be delivered again."""
         return replace(super().limits(options, topic), redelivery=timedelta())
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
