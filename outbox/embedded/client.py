@@ -29,7 +29,7 @@ Operation = Callable[[database.Connection, Sequence[T]], list[SendResult]]
 # between two statements of a transaction, so the process of an idle transaction is frozen.
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
-NOT_VALID = None, 0.0  # a value of `scan_validity` after which all queues are scanned
+NOT_VALID = None, 0.0  # a value of `scan_validity` that makes the next receive scan all queues
 
 LISTEN = "LISTEN outbox_embedded"
 REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
@@ -120,10 +120,9 @@ class EmbeddedClient:
 
     def register(self) -> bool:
         """
-        Register for notifications of new messages. Return whether this client was not registered before, so that a scan must
-        follow.
+        Register for notifications of new messages. Return whether this is a new registration, so that a scan must follow.
 
-        Also returns False if the connection is pooled, because poolers do not pass notifications on.
+        A pooled connection is never registered, because poolers do not pass notifications on.
         """
         connection = self.connection()
         if self.is_registered or connection.is_pooled:
@@ -162,7 +161,7 @@ class EmbeddedClient:
         return self.wait(0) if self.is_registered else set()
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait for the first notification, or until the timeout is over. Return the payloads. Unregistered, just wait."""
+        """Wait for the first notification, or until the timeout is over. Return the payloads. If not registered, only wait."""
         if not self.is_registered:
             time.sleep(seconds)
             return set()

@@ -223,9 +223,7 @@ class RabbitMQReceiver:
             prefetch = share + subscription.count_held() - subscription.prefetch
             subscription.consume(prefetch, on_message=self._on_message, on_deleted=self._on_cancel)
         except ChannelError as error:
-            if isinstance(
-                error, NotFound
-            ):  # deleted meanwhile; the caller drops the connection, and the next one declares everything
+            if isinstance(error, NotFound):  # it was deleted meanwhile; the connection is dropped, and the next one declares it
                 raise
             self._close_subscription(subscription)
             self._refuse(group_topic, f"Queue {queue!r} cannot be read: {describe(error)}.")
@@ -262,9 +260,7 @@ class RabbitMQReceiver:
 
     def _hand_out(self, subscription: Subscription, limit: int, expires_at: float) -> list[Delivery]:
         deliveries = []
-        if (
-            self._serial == self._connection.serial and limit > 0
-        ):  # after a lost connection, another process may have the messages
+        if self._serial == self._connection.serial and limit > 0:  # over another connection, the messages may be redelivered
             for tag, delivery in subscription.hand_out(limit, expires_at):
                 self._held[delivery.receipt] = subscription, tag
                 deliveries.append(delivery)
@@ -281,9 +277,9 @@ class RabbitMQReceiver:
             return
         now, oldest = self._clock(), time.monotonic() - UNCLAIMED_SECONDS
         for subscription in list(self._subscriptions.values()):
-            is_patient = subscription.is_ordered and self._received_at > oldest
+            may_wait = subscription.is_ordered and self._received_at > oldest
             if any(
-                message.available_since <= oldest and not is_patient if message.expires_at is None else message.expires_at <= now
+                message.available_since <= oldest and not may_wait if message.expires_at is None else message.expires_at <= now
                 for message in subscription.messages.values()
             ):
                 self._close_subscription(subscription)
