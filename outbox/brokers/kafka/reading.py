@@ -40,9 +40,8 @@ def read_end(options: KafkaOptions, name: str, topic_partition: TopicPartition, 
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     deadline = time.monotonic() + READ_SECONDS
     while True:
-        admin = AdminClient(
-            client_settings(options, name)
-        )  # not kept, since a client may answer with an error after a server's restart
+        # The client is not kept, since it may answer with an error after a server's restart.
+        admin = AdminClient(client_settings(options, name))
         asked = admin.list_offsets({topic_partition: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
         try:
             return int(asked[topic_partition].result(2 * READ_SECONDS).offset)
