@@ -47,10 +47,10 @@ def _rows(
     keyless: dict[str, int] = {}
     for message in messages:
         topic = topics.stored(connection, message.topic)
-        wrong = topics.difference(topic)
+        difference = topics.difference(topic)
         queue = keyless.get(topic.name)
         if queue is None:
             queue = keyless[topic.name] = random.randrange(topic.queues)  # noqa: S311  (it spreads load)
-        rows.append(None if wrong else message_row(message, topic, queue))
-        outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=wrong) if wrong else None)
+        rows.append(None if difference else message_row(message, topic, queue))
+        outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=difference) if difference else None)
     return rows, outcomes

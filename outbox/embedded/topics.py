@@ -93,9 +93,9 @@ def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[
     problems = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]
-        if wrong := _difference(spec, stored):
+        if difference := _difference(spec, stored):
             problems.append(
-                misconfigured(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
+                misconfigured(difference, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
             )
         if spec.queues != stored.queues:
             problems.append(

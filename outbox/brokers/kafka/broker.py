@@ -82,7 +82,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
         """Return problems of the OPTIONS. If there are none, return topics whose names Kafka does not allow."""
-        wrong = [
+        invalid_names = [
             wrong_option(
                 f"Kafka does not allow a topic with the name {topic.name!r}.",
                 "A name has 1 to 249 letters, digits, dots, underscores and hyphens.",
@@ -90,7 +90,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
             for topic in topics
             if not NAME.fullmatch(topic.name) or topic.name in (".", "..")
         ]
-        return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or wrong
+        return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or invalid_names
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:

@@ -66,10 +66,10 @@ def find_positions(
         wanted = starts if to == "first" else ends
     group_positions = []
     for topic_partition in topic_partitions:
-        begun = committed[topic_partition] if committed[topic_partition] >= 0 else None
-        ahead = wanted[topic_partition] - max(starts[topic_partition], starts[topic_partition] if begun is None else begun)
+        current = committed[topic_partition] if committed[topic_partition] >= 0 else None
+        ahead = wanted[topic_partition] - max(starts[topic_partition], starts[topic_partition] if current is None else current)
         group_positions.append(
-            GroupPosition(topic_partition.topic, str(topic_partition.partition), begun, wanted[topic_partition], ahead)
+            GroupPosition(topic_partition.topic, str(topic_partition.partition), current, wanted[topic_partition], ahead)
         )
     return group_positions
 

@@ -109,7 +109,7 @@ class KafkaLanes:
 
     def problems(self, source: str) -> list[Finding]:
         """
-        Return problems that keep this user from sending transactions of an outbox. A transactional id without a lane is opened.
+        Return problems that keep this user from sending transactions of an outbox. Opens a transactional id that no lane uses.
 
         Raises:
             BrokerUnavailable: the cluster does not answer.

@@ -77,16 +77,16 @@ class KafkaResources:
         ]
 
 
-def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:
+def _compared(needed: KafkaResource, description: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:
     resource = partial(ServerResource, needed.kind, needed.new.topic, _wanted(needed.new), needed.create)
-    if isinstance(found, KafkaError):
-        if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+    if isinstance(description, KafkaError):
+        if description.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return resource(is_there=False)
-        if found.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        if description.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return resource(is_there=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
-        trouble = f"Kafka could not look it up ({describe(found)}). {MISCONFIGURED.get(found.code(), '')}".rstrip()
+        trouble = f"Kafka could not look it up ({describe(description)}). {MISCONFIGURED.get(description.code(), '')}".rstrip()
         return resource(is_there=None, trouble=trouble)
-    partitions = len(found.partitions)
+    partitions = len(description.partitions)
     trouble = "" if settings else UNSEEN
     if needed.is_ordered and partitions < needed.least:
         trouble = KEYS_WOULD_MOVE.format(topic=needed.new.topic, partitions=partitions, wanted=needed.least)

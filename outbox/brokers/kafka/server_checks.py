@@ -161,14 +161,14 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
         )
 
 
-def _problems_of_marker(topic: str, found: TopicDescription, lanes: int) -> Iterator[Finding]:
-    count = len(found.partitions)
+def _problems_of_marker(topic: str, description: TopicDescription, lanes: int) -> Iterator[Finding]:
+    count = len(description.partitions)
     if count <= lanes:
         yield misconfigured(
             f"Marker topic {topic!r} has {count} partitions, so no relay can use lanes {count} to {lanes}.",
             f'Give it {lanes + 1} partitions or more, or lower OUTBOX["RELAY"]["LANES"].',
         )
-    if not (is_allowed(found, AclOperation.READ) and is_allowed(found, AclOperation.WRITE)):
+    if not (is_allowed(description, AclOperation.READ) and is_allowed(description, AclOperation.WRITE)):
         yield misconfigured(f"This user may not read and write marker topic {topic!r}: no relay can open a lane.", ALLOW)
 
 
