@@ -163,10 +163,6 @@ class Reader(msgspec.Struct, frozen=True):
         shared = {"group": self.group, "topic_ids": [topic.id for topic in self.topics]}
         return {**shared, "invisible_for": self.invisible_for, "now": self.now(), **more}
 
-    def of_type(self, kind: TopicType) -> set[int]:
-        """Return the ids of the topics with a type."""
-        return {topic.id for topic in self.topics if topic.type is kind}
-
     def due_limit(self, limit: int) -> int:
         """Return the maximum number of redeliveries in a receive while there are unread messages, too."""
         if limit == 1:
@@ -227,7 +223,7 @@ def take(connection: Connection, reader: Reader, available: ScanResult, limit: i
 def _read_unread(connection: Connection, reader: Reader, received: Received, unread: list[tuple[int, int]], limit: int) -> int:
     """Read queues. Return how many messages of fifo topics were read without a delivery; some of them may be due already."""
     random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not delay others
-    fifo = reader.of_type(TopicType.FIFO)
+    fifo = {topic.id for topic in reader.topics if topic.type is TopicType.FIFO}
     waiting = 0
     for topic_id, queue in unread:
         room = limit - len(received.rows) - waiting
