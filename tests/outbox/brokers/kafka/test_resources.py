@@ -98,7 +98,7 @@ class TestTopics:
         wait_until(lambda: relay.drain().sent)
 
         assert "Set QUEUES to 1; or run outbox_pause" in trouble
-        assert "to have 4 partitions" in trouble
+        assert "give it 4 partitions" in trouble
         assert waiting == 6
         assert len(cluster.read(topic)) == 12
         assert (resources(broker)["topic"].differences, resources(broker)["topic"].trouble) == ((), "")
