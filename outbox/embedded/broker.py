@@ -45,7 +45,7 @@ from outbox.message import Half, Header, Resolution, TopicType
 
 logger = get_logger(__name__)
 
-INTERNAL = "Only consumers of the outbox can read the messages, because the tables are internal."
+INTERNAL = "Only consumers of the outbox can read it, because its tables are internal."
 
 
 class EmbeddedInterface(BrokerInterface, frozen=True):
