@@ -1,7 +1,7 @@
 """
 The embedded broker keeps messages in tables of PostgreSQL. It has its own connection; each statement is a transaction.
 
-`log.py` has the invariant that everything else relies on: the positions of a queue become visible in order.
+All modules rely on the invariant in `log.py`: the positions of a queue become visible in order.
 """
 
 from outbox.embedded.broker import EmbeddedBroker

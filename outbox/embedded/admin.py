@@ -1,4 +1,4 @@
-"""Admin of the embedded broker's half messages: their age and check-backs, and an action that checks back now."""
+"""The admin page of the embedded broker's half messages: their age and check-backs, and an action that checks back now."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TONES = {HalfState.UNDECIDED: "waiting", HalfState.PARKED: "bad"}
 
 
 class UnresolvedFilter(Filter):
-    """Filter by state; by default half messages without an end, which partial indexes find."""
+    """Filters by state; by default, half messages that are not ended, which partial indexes find."""
 
     title = _("state")
     parameter_name = "state"
@@ -115,7 +115,7 @@ class HalfAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Check back now"), permissions=["ask"])
     def ask(self, request: HttpRequest, queryset: QuerySet[EmbeddedHalf]) -> None:
-        """Check back about each half message in this process, record it as the admin's, and end it as answered."""
+        """Check back about each half message in this process, end it as answered, and record the act in the admin's log."""
         alias = _broker()
         chosen = list(queryset.order_by("id").values_list("id", "message_id")[: self.list_per_page])
         if alias is None or not chosen:
@@ -140,7 +140,7 @@ class HalfAdmin(ReadOnlyAdmin):
 
 
 def _broker() -> str | None:
-    """Return the alias of the first embedded broker; None where the project has none."""
+    """Return the alias of the first embedded broker; None if the project has none."""
     brokers = conf.settings().brokers
     return next((alias for alias in sorted(brokers) if issubclass(conf.broker_class(alias), EmbeddedBroker)), None)
 

@@ -1,4 +1,8 @@
-"""The broker's own connection, which is opened at first use and again after it broke; and the results that its errors mean."""
+"""
+The broker's own database connection, and the results for messages after its errors.
+
+The connection is opened when it is first used, and again after it was lost.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +22,28 @@ from outbox.embedded.options import CONNECT_TIMEOUT, EmbeddedOptions
 from outbox.errors import BrokerUnavailable, NotMigrated
 
 T = TypeVar("T")
-Act = Callable[[database.Connection, Sequence[T]], list[SendResult]]
+Operation = Callable[[database.Connection, Sequence[T]], list[SendResult]]
 
-# Each statement of the broker uses an index, and its tables fill and empty within seconds, so that their statistics are
-# outdated. A generic plan is made once; planning each time would cost more than running the statement. The broker does nothing
-# between two statements of a transaction: if a transaction is idle, its process is frozen.
+# The broker's tables fill and empty within seconds, so their statistics are outdated. So each statement has to use an index. A
+# generic plan is made only once, while planning each execution would cost more than the execution. The broker does nothing
+# between two statements of a transaction, so the process of an idle transaction is frozen.
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
-NOT_VALID = None, 0.0
+NOT_VALID = None, 0.0  # a value of `scan_validity` that makes the next receive scan all queues
 
 LISTEN = "LISTEN outbox_embedded"
 REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
 DEREGISTER = "DELETE FROM outbox_embedded_wakeup WHERE pid = pg_backend_pid()"
 
-# Rows of consumers that died while they waited. Each would cost every commit a notification.
+# Deletes rows of consumers that died while they waited, because every commit would notify on their behalf.
 FORGET_DEAD_WAITERS = """
 DELETE FROM outbox_embedded_wakeup waiter
 WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = waiter.pid) OR pid = pg_backend_pid()
 """
 
 
-def no_tables(alias: str) -> NotMigrated:
-    """Return the error that a database has no tables of the broker."""
+def missing_tables(alias: str) -> NotMigrated:
+    """Return the exception for a database without the broker's tables."""
     return NotMigrated(
         f"The tables of the embedded broker are missing in database {alias!r}.",
         hint=f"Run manage.py migrate --database {alias}.",
@@ -47,17 +51,18 @@ def no_tables(alias: str) -> NotMigrated:
 
 
 class EmbeddedClient:
-    """A connection in autocommit, for one call at a time. Only `close` may be called from another thread meanwhile."""
+    """A connection in autocommit mode, for one call at a time. Another thread may call `close` during a call."""
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
         self._connection: database.OwnConnection | None = None
         self._is_listening = False
-        self._in_call = threading.Lock()
+        self._call_lock = threading.Lock()
         self.is_registered = False  # whether commits notify this connection of new messages
-        # The group and topics of the last scan, and its end in monotonic seconds: until then, commits notify of all that is new.
+        # The group and topics of the last scan, and until when (`monotonic`) notifications announce all messages that it did not
+        # find.
         self.scan_validity: tuple[object, float] = NOT_VALID
-        self.is_closing = False  # if it is, a call that waits returns soon
+        self.is_closing = False  # makes a waiting call return soon
 
     @contextmanager
     def call(self) -> Iterator[database.Connection]:
@@ -67,29 +72,29 @@ class EmbeddedClient:
         Raises:
             BrokerUnavailable: the database cannot be reached; nothing was sent to it.
         """
-        with self._in_call:
+        with self._call_lock:
             yield self.connection()
 
     @contextmanager
-    def translated(self) -> Iterator[database.Connection]:
+    def translating_errors(self) -> Iterator[database.Connection]:
         """
         Hold the connection for one call of the broker, and turn database errors into BrokerUnavailable.
 
         Raises:
-            BrokerUnavailable: the database cannot be reached, or failed meanwhile.
+            BrokerUnavailable: the database cannot be reached, or has returned an error.
         """
         try:
             with self.call() as connection:
                 yield connection
         except errors.UndefinedTable as error:
-            missing = no_tables(self._options.database)
+            missing = missing_tables(self._options.database)
             raise BrokerUnavailable(missing.message, missing.hint) from error
         except psycopg.Error as error:
             raise BrokerUnavailable(f"The embedded broker's database failed; the call will be repeated. {error}") from error
 
     def connection(self) -> database.OwnConnection:
         """
-        Return the connection; opens a new one if there is none, or the last one broke.
+        Return the connection. It is opened if there is none, or if the last one was lost.
 
         Raises:
             BrokerUnavailable: the database cannot be reached; nothing was sent to it.
@@ -115,9 +120,9 @@ class EmbeddedClient:
 
     def register(self) -> bool:
         """
-        Register for notifications of new messages; return whether this is new, so that a scan must follow.
+        Register for notifications of new messages. Return whether this is a new registration, so that a scan must follow.
 
-        False behind a pooler, too, where notifications do not work.
+        A pooled connection is never registered, because poolers do not pass notifications on.
         """
         connection = self.connection()
         if self.is_registered or connection.is_pooled:
@@ -131,7 +136,7 @@ class EmbeddedClient:
         return True
 
     def deregister(self) -> None:
-        """Deregister from notifications: a busy consumer scans anyway, and each notification costs the publisher."""
+        """Deregister from notifications. A busy consumer does not need them, and they cost the publisher time."""
         if self.is_registered and self._connection is not None and not self._connection.closed:
             self._connection.execute(DEREGISTER)
         self.is_registered = False
@@ -139,41 +144,41 @@ class EmbeddedClient:
 
     def deregister_while_idle(self) -> None:
         """
-        Deregister from another thread, if no call is under way. A consumer with a slow handler reads no notifications.
+        Deregister from notifications, unless a call is in progress. Another thread calls this while a handler runs.
 
-        After some thousand unread notifications its server process would block, and PostgreSQL's shared notification queue
-        would grow.
+        A consumer with a slow handler does not read notifications. After some thousand unread ones, its server process would
+        block, and PostgreSQL's shared notification queue would grow.
         """
-        if self.is_registered and self._in_call.acquire(blocking=False):
+        if self.is_registered and self._call_lock.acquire(blocking=False):
             try:
                 with suppress(psycopg.Error):  # the next call will report it
                     self.deregister()
             finally:
-                self._in_call.release()
+                self._call_lock.release()
 
     def notifications(self) -> set[str]:
-        """Return the payloads of the notifications received until now."""
+        """Return the payloads of the notifications that have been received, without a wait."""
         return self.wait(0) if self.is_registered else set()
 
     def wait(self, seconds: float) -> set[str]:
-        """Wait for the first notification, or until the timeout is over; return the payloads."""
+        """Wait for the first notification, or until the timeout is over. Return the payloads. If not registered, only wait."""
         if not self.is_registered:
             time.sleep(seconds)
             return set()
         return {notice.payload for notice in self.connection().notifies(timeout=seconds, stop_after=1 if seconds else None)}
 
     def reason_of(self, error: psycopg.Error) -> str:
-        """Return the text of an error for operators."""
+        """Return a text for operators about an error."""
         if isinstance(error, errors.UndefinedTable):
-            return str(no_tables(self._options.database))
+            return str(missing_tables(self._options.database))
         return f"{type(error).__name__}: {error}"
 
     def close(self) -> None:
-        """Close the connection after the call under way. The next use opens another."""
+        """Close the connection after the current call. The next use opens a new one."""
         self.is_closing = True
-        with self._in_call:
+        with self._call_lock:
             if self._connection is not None:
-                with suppress(psycopg.Error):  # if it is broken, the next client that registers deletes the row
+                with suppress(psycopg.Error):  # on a lost connection, the next client that registers deletes the row
                     self.deregister()
                 self._connection.close()
                 self._connection = None
@@ -181,20 +186,20 @@ class EmbeddedClient:
 
 
 @contextmanager
-def tables_there(alias: str) -> Iterator[None]:
-    """Raise NotMigrated where the broker's tables are missing in a database."""
+def requiring_tables(alias: str) -> Iterator[None]:
+    """Raise NotMigrated if a statement in the block finds the broker's tables missing."""
     try:
         yield
     except errors.UndefinedTable as error:
-        raise no_tables(alias) from error
+        raise missing_tables(alias) from error
 
 
 def status_of(error: psycopg.Error) -> SendStatus:
     """
     Return the status of the messages in a statement that failed.
 
-    After an error that the server reports, the transaction was rolled back and nothing is stored. After a lost connection this
-    is unknown. docs/guarantees.md has the table. Source: PostgreSQL, Appendix A, error classes.
+    If the server reports an error, the transaction was rolled back, so nothing is stored. After a lost connection, it is unknown
+    whether the messages are stored. docs/guarantees.md has the table. Source: PostgreSQL, Appendix A, error classes.
     """
     state = error.sqlstate or ""
     if state.startswith(MISCONFIGURED):
@@ -206,27 +211,27 @@ def status_of(error: psycopg.Error) -> SendStatus:
     return SendStatus.UNAVAILABLE
 
 
-def results_of(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def results_of(client: EmbeddedClient, given: Sequence[T], operation: Operation[T]) -> list[SendResult]:
     """
-    Act on all items in one statement; return a result for each.
+    Execute an operation for all items in one statement, and return a result for each.
 
-    When the database rejects the data of one item, halve the items until it is alone, so that the others succeed.
+    If the database rejects the data of an item, the items are split in halves until it is alone, so that the others succeed.
     """
     try:
-        return _act(client, given, act)
+        return _execute(client, given, operation)
     except BrokerUnavailable as error:
         return [SendResult(SendStatus.UNAVAILABLE, reason=str(error))] * len(given)
     except psycopg.Error as error:
         status = status_of(error)
         if status is SendStatus.REFUSED and len(given) > 1:
             middle = len(given) // 2
-            return results_of(client, given[:middle], act) + results_of(client, given[middle:], act)
+            return results_of(client, given[:middle], operation) + results_of(client, given[middle:], operation)
         return [SendResult(status, reason=client.reason_of(error))] * len(given)
 
 
-def _act(client: EmbeddedClient, given: Sequence[T], act: Act[T]) -> list[SendResult]:
+def _execute(client: EmbeddedClient, given: Sequence[T], operation: Operation[T]) -> list[SendResult]:
     with client.call() as connection:
         try:
-            return act(connection, given)
-        except errors.DeadlockDetected:  # with another end of the same half messages in another order; nothing was done
-            return act(connection, given)
+            return operation(connection, given)
+        except errors.DeadlockDetected:  # another process ends the same half messages in another order; nothing was changed
+            return operation(connection, given)

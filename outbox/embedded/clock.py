@@ -1,3 +1,3 @@
-"""The current time in SQL: the database's, or the parameter `now` of a test."""
+"""The current time in SQL, by the database's clock, unless a test passes it as the parameter `now`."""
 
 NOW = "coalesce(%(now)s::timestamptz, statement_timestamp())"

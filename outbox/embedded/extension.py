@@ -1,4 +1,4 @@
-"""The embedded broker's additions to the outbox, beside a broker."""
+"""The link that the embedded broker adds to the top of the admin pages of the outbox."""
 
 from __future__ import annotations
 

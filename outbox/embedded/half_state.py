@@ -1,4 +1,4 @@
-"""The states of a half message. Apart from the models, because the broker is imported before Django's apps are ready."""
+"""The states of a half message, in a separate module because the broker is imported before Django's apps are ready."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from django.utils.translation import gettext_lazy as _
 
 
 class HalfState(IntegerChoices):
-    """The state of a half message. A committed one is deleted: its message is in the queue then."""
+    """The state of a half message. Usually, a committed one is deleted, since its message is in the queue then."""
 
     UNDECIDED = 0, _("undecided")
-    PARKED = 1, _("parked")  # check-backs reached their limit; it can still be ended, and needs an operator
-    COMMITTED = 2, _("committed")  # its message was visible already by another half message; kept to remember the end
+    PARKED = 1, _("parked")  # its check-backs reached their limit; an operator has to act, and it can still be ended
+    COMMITTED = 2, _("committed")  # another half message had made its message visible; the row is kept to remember the end
     ROLLED_BACK = 3, _("rolled back")

@@ -1,8 +1,8 @@
 """
-Half messages: stored hidden, then ended once.
+Half messages, which are stored hidden from consumers, and then ended once. To end one is to commit it or to roll it back.
 
-The first end wins: it deletes (commit) or changes (rollback) the row of the half message, and a second end finds no row. The
-end is remembered as long as the message is kept: the visible message has the id of its half message.
+The first end wins. It deletes (commit) or changes (rollback) the row of the half message, so that a second end finds no row. The
+end is known as long as the message or the changed row is kept, because a visible message has the id of its half message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outbox.message import Resolution
 
 HALF_COLUMNS = ", ".join(f"h.{column}" for column in MESSAGE_COLUMNS.split(", "))
 
-OPEN = f"({HalfState.UNDECIDED}, {HalfState.PARKED})"
-"""The states of a half message that is not ended: SQL."""
+ENDABLE_STATES = f"({HalfState.UNDECIDED}, {HalfState.PARKED})"
+"""The states in which a half message can be ended, in SQL."""
 
 NEW_ID = "SELECT nextval('outbox_embedded_half_id')::text"
 
@@ -42,15 +42,16 @@ stored AS (
 SELECT array_agg(id ORDER BY n) FROM given
 """
 
-# References to half messages. The id alone does not identify one: after a restore, the database assigns it to another half
-# message, and so does another broker.
+# References to half messages. The id alone does not identify a half message, because after a restore the database assigns it to
+# another one, and another broker may use the same id.
 GIVEN = "unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[]) AS g (id, message_id, source)"
 IS_GIVEN = "h.id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)"
 
-# If the message is visible already, by another half message, it is not stored twice: the row of this one stays, as COMMITTED.
+# If another half message has made the message visible already, the message is not stored twice. The row of this half message then
+# stays, with the state COMMITTED.
 COMMIT_HALVES = f"""
 WITH leaving AS (
-    DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN {OPEN}
+    DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN {ENDABLE_STATES}
     RETURNING h.id AS n, h.id AS half_id, {HALF_COLUMNS}, h.token, h.born_at
 ),
 {SHOW},
@@ -65,12 +66,13 @@ SELECT array_agg(n), (SELECT count({NOTIFY_QUEUE}) FROM numbered) FROM leaving
 ROLL_BACK_HALVES = f"""
 WITH rolled_back AS (
     UPDATE outbox_embedded_half h SET state = {HalfState.ROLLED_BACK}, body = '', ended_at = {NOW}
-    FROM {GIVEN} WHERE {IS_GIVEN} AND h.state IN {OPEN} RETURNING h.id
+    FROM {GIVEN} WHERE {IS_GIVEN} AND h.state IN {ENDABLE_STATES} RETURNING h.id
 )
 SELECT array_agg(id) FROM rolled_back
 """
 
-# A statement of its own, because only a later snapshot sees an end by another process whose row lock this one waited for.
+# This is a separate statement, because only a later snapshot sees an end by another process whose row lock the first statement
+# waited for.
 READ_ENDS = f"""
 SELECT h.id, h.state FROM {GIVEN} JOIN outbox_embedded_half h ON {IS_GIVEN}
 UNION ALL
@@ -78,7 +80,7 @@ SELECT m.half_id, {HalfState.COMMITTED} FROM {GIVEN} JOIN outbox_embedded_messag
 ON m.half_id = g.id AND m.message_id = g.message_id AND g.source IN ('', m.source)
 """
 
-# Whether the message is visible, by any half message; the state of the half message; the current time.
+# Returns whether the message is visible, whichever half message made it so; the state of the half message; the current time.
 LOOK_UP = f"""
 SELECT EXISTS (
     SELECT FROM outbox_embedded_message m WHERE m.message_id = g.message_id AND g.source IN ('', m.source)
@@ -90,7 +92,7 @@ ORDER BY g.n
 
 ENDS = {HalfState.COMMITTED: Ended.COMMITTED, HalfState.ROLLED_BACK: Ended.ROLLED_BACK}
 
-CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between the database that decided and the broker's
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the assumed maximum between the deciding database's clock and the broker's
 
 
 def new_id(connection: Connection) -> str:
@@ -108,7 +110,7 @@ def store(
     check_after: timedelta,
     now: datetime | None,
 ) -> list[int]:
-    """Store half messages; return their ids in the order of the rows. An empty given id stands for a new one."""
+    """Store half messages. Return their ids in the order of the rows. An empty given id is replaced with a new one."""
     parameters = {
         **arrays(rows),
         "tokens": list(tokens),
@@ -116,18 +118,18 @@ def store(
         "check_after": check_after,
         "now": now,
     }
-    return _first(connection.execute(STORE_HALVES, parameters))
+    return _ids_of(connection.execute(STORE_HALVES, parameters))
 
 
 def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolution, *, now: datetime | None) -> list[SendResult]:
-    """Commit or roll back half messages; the results have the end of each, by this call or an earlier one."""
+    """Commit or roll back half messages. The results contain the first end of each, by this call or an earlier one."""
     named = {(half.half_id, half.message_id, half.source) for half in halves}
     given = _given(halves)
     ids = given["ids"]
     if len(named) > len(set(ids)):  # two references share an id, so one call could not tell their ends apart
         return [result for half in halves for result in end(connection, [half], resolution, now=now)]
     statement = COMMIT_HALVES if resolution is Resolution.COMMIT else ROLL_BACK_HALVES
-    taken = _first(connection.execute(statement, {**given, "now": now}))
+    taken = _ids_of(connection.execute(statement, {**given, "now": now}))
     ended = dict.fromkeys(taken, Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK)
     if len(ended) < len(set(ids)):
         others = [half for half, number in zip(halves, ids, strict=True) if number not in ended]
@@ -146,7 +148,7 @@ def look_up(
     Return the statuses of half messages.
 
     Args:
-        retention: topic -> minimum time for which its messages are kept.
+        retention: topic -> the minimum time for which its messages are kept.
     """
     rows = connection.execute(LOOK_UP, {**_given(halves), "now": now})
     return [
@@ -164,7 +166,7 @@ def _status(is_visible: bool, state: int | None, *, proves_absence: bool) -> Hal
 
 
 def _is_kept(half: HalfRef, retention: Mapping[str, timedelta], now: datetime) -> bool:
-    """Return whether the message of a half message, once committed, would certainly be kept still."""
+    """Return whether the message would certainly still be kept if its half message had been committed."""
     if half.decided_at is None or half.topic not in retention:
         return False
     return half.decided_at > now - retention[half.topic] + CLOCK_DIFFERENCE
@@ -178,11 +180,11 @@ def _given(halves: Sequence[HalfRef]) -> dict[str, list[Any]]:
     }
 
 
-def _first(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[int]:
+def _ids_of(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[int]:
     row = cursor.fetchone()
     return list(row[0] or ()) if row else []
 
 
 def _number(half_id: str) -> int:
-    """Return the number of a half message's id; 0, which none has, for text that is not an id of this broker."""
+    """Return a half message's id as a number; for text that is not an id of this broker, return 0, which is never an id."""
     return int(half_id) if half_id.isascii() and half_id.isdecimal() and len(half_id) < 19 else 0

@@ -1,11 +1,11 @@
 """
-Make messages visible. All writes to a queue go through this module.
+Makes messages visible. All writes to a queue use this module.
 
-A group's offset is the last position that it has read in a queue, so a group would never read a message that became
-visible before its offset. This cannot happen: the statement that makes messages visible takes their positions by an UPDATE
-of the queue's row, and holds the lock of that row until its transaction ends. So a writer takes positions after those of
-the previous writer are visible, and a reader that sees position n sees every position before n. A sequence would not be
-enough: of two concurrent statements, the one with the later numbers can commit first.
+A group's offset is the last position that it has read in a queue, so the group would never read a message that became visible
+later at an earlier position. This cannot happen, because the statement that makes messages visible takes their positions with an
+UPDATE of the queue's row, and holds the lock of that row until its transaction ends. So a writer takes positions only after those
+of the previous writer are visible, and a reader that sees position n sees every position before n. A sequence would not be
+enough, because of two concurrent statements, the one with the later numbers can commit first.
 
 Writers that change several queues lock their rows in one order (ORDER BY), so they cannot deadlock.
 """
@@ -20,8 +20,8 @@ from outbox.database.wakeup import HAS_ROOM
 from outbox.embedded.clock import NOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, EmbeddedRow, arrays
 
-# Follows `WITH leaving AS (...)`, the rows to be made visible: n (their order), half_id, topic_id, queue and the message.
-# If a message with the same id and source is visible already, nothing is inserted, and the position taken stays empty.
+# Follows `WITH leaving AS (...)`, which returns the rows to be made visible: n (their order), half_id, topic_id, queue and the
+# message. If a message with the same id and source is visible already, no row is inserted, and its position stays empty.
 SHOW = f"""
 counted AS (SELECT topic_id, queue, count(*) AS n FROM leaving GROUP BY topic_id, queue),
 numbered AS (
@@ -41,10 +41,10 @@ shown AS (
 )
 """
 
-# Notifies waiting consumers to scan all their queues, once per statement.
+# Notifies waiting consumers to scan all their queues. There is one notification per statement.
 NOTIFY = f"(SELECT pg_notify('outbox_embedded', '') FROM outbox_embedded_wakeup WHERE {HAS_ROOM} LIMIT 1)"
 
-# Notifies waiting consumers of each queue in `numbered`, which has new messages.
+# Notifies waiting consumers of each queue in `numbered`, because these queues have new messages.
 NOTIFY_QUEUE = f"""
 (SELECT pg_notify('outbox_embedded', topic_id || ':' || queue) FROM outbox_embedded_wakeup WHERE {HAS_ROOM} LIMIT 1)
 """

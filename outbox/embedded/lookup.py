@@ -19,8 +19,8 @@ FROM outbox_embedded_offset o JOIN outbox_embedded_topic t ON t.id = o.topic_id
 WHERE o.consumer_group = %(group)s GROUP BY t.name
 """
 
-# Messages with these ids that a group has not read, or read and not finished.
-OPEN = """
+# Messages with these ids that a group has not read or not finished.
+UNFINISHED = """
 WITH asked AS MATERIALIZED (
     SELECT topic_id, queue, pos, message_id FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s::text[])
 )
@@ -47,9 +47,9 @@ def backlog(connection: Connection, group: str) -> dict[str, int]:
     return dict(connection.execute(BACKLOG, {"group": group}).fetchall())
 
 
-def open_ids(connection: Connection, group: str, message_ids: Collection[str]) -> set[str]:
-    """Return the ids, of these, of messages that may be delivered to a group."""
-    rows = connection.execute(OPEN, {"group": group, "message_ids": list(message_ids)})
+def unfinished_ids(connection: Connection, group: str, message_ids: Collection[str]) -> set[str]:
+    """Return those of the ids whose messages a group has not read or not finished."""
+    rows = connection.execute(UNFINISHED, {"group": group, "message_ids": list(message_ids)})
     return {message_id for (message_id,) in rows}
 
 

@@ -1,9 +1,9 @@
 """
-Models of the embedded broker's tables, which may be in a database of their own. The broker writes them with SQL; the models
-are for reading. Indexes are in the migration.
+Models of the embedded broker's tables, which may be in a separate database. The broker writes the tables with SQL; the models are
+for reading. Indexes are in the migration.
 
-Each message is written at most twice: as a half message, then into its queue. A queue is a log: messages
-are appended at its end, and retention deletes them from its beginning.
+Each message is written at most twice: as a half message, then into its queue. A queue is a log: messages are appended at its end,
+and retention deletes them from its beginning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox.embedded.half_state import HalfState
 class EmbeddedTopic(models.Model):
     """A topic of the embedded broker. Its number of queues never changes, because keys would move between them."""
 
-    id = models.IntegerField(primary_key=True)  # `ids.topic_number` of its name
+    id = models.IntegerField(primary_key=True)  # `ids.topic_number(name)`
     name = models.TextField(unique=True)
     type = models.TextField()
     queues = models.SmallIntegerField()
@@ -121,7 +121,7 @@ class EmbeddedDelivery(models.Model):
     """
     A message that a group has read but not finished: it is being handled, or it is due.
 
-    On a fifo topic it may wait for an earlier one of its key; its count is 0 before its first delivery.
+    On a fifo topic, it may wait for an earlier one of its key. Its delivery count is 0 before its first delivery.
     """
 
     id = models.BigAutoField(primary_key=True)

@@ -9,7 +9,7 @@ from typing import Any
 from outbox.brokers.base import Delivery, StoredCopy, StoredList
 from outbox.database import Connection
 from outbox.embedded.half_state import HalfState
-from outbox.embedded.halves import OPEN
+from outbox.embedded.halves import ENDABLE_STATES
 from outbox.message import TopicSpec, read_headers
 
 PARKED = f"""
@@ -30,21 +30,21 @@ FROM outbox_embedded_half h JOIN outbox_embedded_topic t ON t.id = h.topic_id
 WHERE h.id = ANY(%(halves)s::bigint[]) AND h.message_id = %(id)s
 """
 
-# Queues that have messages, with the last position that each group has read.
+# Queues that have ever had messages, with the last position that each group has read.
 QUEUES = """
 SELECT t.name, q.topic_id, q.queue, q.last_pos, o.consumer_group, o.pos
 FROM outbox_embedded_queue q JOIN outbox_embedded_topic t ON t.id = q.topic_id
 LEFT JOIN outbox_embedded_offset o USING (topic_id, queue) ORDER BY t.name, q.queue, o.consumer_group
 """
 
-HOLDING_GROUPS = "SELECT DISTINCT consumer_group FROM outbox_embedded_delivery ORDER BY 1"
+GROUPS_WITH_DELIVERIES = "SELECT DISTINCT consumer_group FROM outbox_embedded_delivery ORDER BY 1"
 
-# Pages of what is still to be delivered, each by an index that has its key.
+# Pages of messages that are still to be delivered. An index has the key of each query.
 UNREAD = """
 SELECT pos, %(group)s::text, %(topic)s::text, message_id, tag, headers, body FROM outbox_embedded_message
 WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
 """
-HELD = """
+UNFINISHED = """
 SELECT d.id, d.consumer_group, t.name, m.message_id, m.tag, m.headers, m.body FROM outbox_embedded_delivery d
 JOIN outbox_embedded_message m USING (topic_id, queue, pos) JOIN outbox_embedded_topic t ON t.id = d.topic_id
 WHERE d.consumer_group = %(group)s AND d.id > %(after)s
@@ -52,7 +52,7 @@ ORDER BY d.id {order} LIMIT %(limit)s
 """
 HALVES = f"""
 SELECT h.id, '', t.name, h.message_id, h.tag, h.headers, h.body FROM outbox_embedded_half h
-JOIN outbox_embedded_topic t ON t.id = h.topic_id WHERE h.state IN {OPEN} AND h.id > %(after)s
+JOIN outbox_embedded_topic t ON t.id = h.topic_id WHERE h.state IN {ENDABLE_STATES} AND h.id > %(after)s
 ORDER BY h.id {{order}} LIMIT %(limit)s
 """
 
@@ -64,7 +64,7 @@ def read_status(connection: Connection) -> tuple[dict[str, int], list[str]]:
 
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
-    """Return the copies of a message in the tables."""
+    """Return the copies of a message, and of its half messages by their ids."""
     numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
     rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
     return [StoredCopy(*row) for row in rows]
@@ -72,10 +72,10 @@ def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]
 
 def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_from_first: bool) -> list[StoredList]:
     """
-    Return what is still to be delivered: to each group, and what may still be committed.
+    Return lists of the messages that are still to be delivered to each group, and of half messages that may still be committed.
 
     Args:
-        reads_from_first: groups of topics that have not read yet begin at the first message, not after the last.
+        reads_from_first: whether groups that have not read a topic yet begin at its first message, not after the last.
     """
     expected = {topic.name: topic.groups for topic in topics} if reads_from_first else {}
     queues: dict[tuple[str, int, int, int], dict[str, int]] = {}
@@ -88,8 +88,8 @@ def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_fr
         for group, pos in sorted(read_to.items())
         if pos < last_pos
     ]
-    for (group,) in connection.execute(HOLDING_GROUPS).fetchall():
-        lists.append(_stored_list(connection, "unfinished message", HELD, 0, group=group))
+    for (group,) in connection.execute(GROUPS_WITH_DELIVERIES).fetchall():
+        lists.append(_stored_list(connection, "unfinished message", UNFINISHED, 0, group=group))
     lists.append(_stored_list(connection, "half message", HALVES, 0))
     return lists
 

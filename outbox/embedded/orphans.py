@@ -1,7 +1,7 @@
 """
-Deliveries whose message is gone, because rows of the message table were deleted, or restored from an older backup.
+Deliveries without a message, because rows of the message table were deleted, or the table was restored from an older backup.
 
-Such a delivery can never be handled. It would block its key and stay in the backlog for ever, so it is deleted and reported.
+Such a delivery can never be handled. It would block its key and stay in the backlog forever, so it is deleted and reported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# The deliveries given, and all others of the group that are due: where one message is lost, often many are.
+# Deletes the given deliveries, and all others of the group that are due and have no message, since often many messages are lost.
 DROP = f"""
 DELETE FROM outbox_embedded_delivery WHERE id IN (
     SELECT d.id FROM outbox_embedded_delivery d
@@ -33,10 +33,10 @@ RETURNING topic_id, queue, pos
 
 def drop(connection: Connection, group: str, topics: Iterable[StoredTopic], ids: Sequence[int], *, now: datetime | None) -> None:
     """
-    Delete a group's deliveries whose messages are gone, and log an error for each queue that has lost some.
+    Delete a group's deliveries without a message, and log an error for each queue that has lost messages.
 
     Args:
-        ids: deliveries that the caller holds and found without a message.
+        ids: deliveries that the caller holds, and that have no message.
     """
     names = {topic.id: topic.name for topic in topics}
     parameters = {"group": group, "topic_ids": list(names), "ids": ids, "now": now}

@@ -1,11 +1,13 @@
 """
-Read messages for consumer groups: an offset per queue, and a delivery row for each message that was read but not finished.
+Reads messages for consumer groups. A group has an offset in each queue, and a delivery row for each unfinished message.
 
-A consumer locks a group's offset only for the statement that moves it (with SKIP LOCKED another consumer takes another queue
-meanwhile). The same statement writes the delivery rows. So whenever a process dies, each message is either still after the
-offset or has a delivery row.
+A message is unread while it is after the group's offset. A message that was read is unfinished until it is acknowledged.
 
-One statement scans for available messages; others follow only where it found some.
+A consumer locks a group's offset only for the statement that moves it; with SKIP LOCKED, other consumers take other queues
+meanwhile. The same statement writes the delivery rows. So whenever a process dies, each message is either still unread or has a
+delivery row.
+
+One statement scans for available messages; other statements follow only if it has found some.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from outbox.embedded.rows import ReadRow
 from outbox.embedded.topics import StoredTopic
 from outbox.message import TopicType
 
-MAX_WAITING = 10_000  # messages of a fifo queue that may wait for those in a handler; each look takes 1 ms for 2,000
-UNREAD_SHARE = 4  # when redeliveries are due, too, one in this number of received messages is an unread one
+# The maximum number of messages of a fifo queue that wait for earlier ones of their keys. A scan takes 1 ms for 2,000 of them.
+MAX_WAITING = 10_000
+UNREAD_SHARE = 4  # while redeliveries are due, too, one in this number of received messages is an unread one
 
-# A group begins to read a topic at its first message, or after its last. It waits for a prune of the topic, and later prunes see
-# the group (retention.py).
+# Stores the offsets with which a group begins to read topics: before the first message, or after the last. The lock makes it wait
+# for a prune of the topic; later prunes see the group (retention.py).
 JOIN = f"""
 WITH locked AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, id) FROM unnest(%(topic_ids)s::int[]) AS id ORDER BY id
@@ -41,9 +44,9 @@ WHERE t.id = ANY(%(topic_ids)s) AND (SELECT count(*) FROM locked) > 0
 ON CONFLICT DO NOTHING
 """
 
-# Deliveries that are due, on fifo topics only the first unfinished one of each key. An earlier one cannot be added later, because
-# messages are read in order, under the lock of the offset. The first ones are read once, where anything is due: to look for
-# earlier ones of each due delivery takes ten times as long where many of a key wait.
+# A condition for deliveries that are due; on fifo topics, only for the first unfinished one of each key. No earlier one can be
+# added later, because messages are read in order, under the lock of the offset. The subquery finds the first ones of all keys at
+# once. To check each due delivery for earlier ones takes ten times as long if many of a key wait.
 IS_DUE = f"""
 d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.due_at <= {NOW}
 AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
@@ -52,8 +55,8 @@ AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
 ))
 """
 
-# Whether deliveries are due, which queues have messages that the group has not read, and after how many seconds the next delivery
-# is due, which no notification announces (NULL: none).
+# Returns whether deliveries are due, which queues have unread messages, and after how many seconds the next delivery is due
+# (NULL: none). No notification announces that delivery.
 SCAN = f"""
 SELECT
     EXISTS (SELECT FROM outbox_embedded_delivery d WHERE {IS_DUE}),
@@ -67,11 +70,11 @@ SELECT
     ) - {NOW})::float8
 """
 
-# Moves the offset to the last message taken; if no more are visible, to the last position of the queue, since positions before it
-# cannot be filled later (log.py). A row without an id says that the offset moved but no message can be delivered yet; its count
-# is the number of messages read, which wait for their turn among the messages of their keys.
-READ_ON = f"""
-WITH place AS MATERIALIZED (
+# Moves the offset to the last message read. If no more are visible, moves it to the last position of the queue, since positions
+# before that cannot be filled later (log.py). A row without an id means that the offset was moved, but no message can be
+# delivered yet; its count is the number of messages read, which wait for earlier ones of their keys.
+READ_UNREAD = f"""
+WITH locked_offset AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset
     WHERE consumer_group = %(group)s AND topic_id = %(topic_id)s AND queue = %(queue)s
     FOR UPDATE SKIP LOCKED
@@ -84,9 +87,9 @@ room AS (
     ))) ELSE %(limit)s END AS messages
 ),
 seen AS MATERIALIZED (
-    SELECT m.* FROM place CROSS JOIN LATERAL (
+    SELECT m.* FROM locked_offset CROSS JOIN LATERAL (
         SELECT * FROM outbox_embedded_message
-        WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > place.pos
+        WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > locked_offset.pos
         ORDER BY pos LIMIT (SELECT messages FROM room)
     ) m
 ),
@@ -96,8 +99,8 @@ next AS (
     )) ELSE max(pos) END AS pos FROM seen
 ),
 moved AS (
-    UPDATE outbox_embedded_offset o SET pos = next.pos FROM place, next
-    WHERE o.consumer_group = %(group)s AND o.topic_id = %(topic_id)s AND o.queue = %(queue)s AND place.pos < next.pos
+    UPDATE outbox_embedded_offset o SET pos = next.pos FROM locked_offset, next
+    WHERE o.consumer_group = %(group)s AND o.topic_id = %(topic_id)s AND o.queue = %(queue)s AND locked_offset.pos < next.pos
     RETURNING o.queue
 ),
 held AS (
@@ -116,7 +119,7 @@ FROM moved LEFT JOIN (held JOIN seen ON held.delivery_count > 0 AND seen.pos = h
 ORDER BY held.pos
 """
 
-# NULLs after the delivery count mean that the message is gone.
+# NULLs after the delivery count mean that the row of the message is missing.
 TAKE_DUE = f"""
 WITH due AS (
     SELECT d.id FROM outbox_embedded_delivery d WHERE {IS_DUE}
@@ -136,7 +139,13 @@ ORDER BY taken.id
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """The arguments of one receive. `number` counts the receives."""
+    """
+    The arguments of one receive.
+
+    Args:
+        number: counts the receives of this broker client.
+        now: returns a test's time; None for the database's clock.
+    """
 
     group: str
     topics: Sequence[StoredTopic]
@@ -150,12 +159,12 @@ class Reader(msgspec.Struct, frozen=True):
         return self.group, tuple(topic.id for topic in self.topics)
 
     def parameters(self, **more: object) -> dict[str, object]:
-        """Return the parameters that all statements share, and those given."""
+        """Return the parameters that all statements share, and additional ones."""
         shared = {"group": self.group, "topic_ids": [topic.id for topic in self.topics]}
         return {**shared, "invisible_for": self.invisible_for, "now": self.now(), **more}
 
     def due_limit(self, limit: int) -> int:
-        """Return how many redeliveries a receive may return when there are unread messages, too."""
+        """Return the maximum number of redeliveries in a receive while there are unread messages, too."""
         if limit == 1:
             return min(1, self.number % UNREAD_SHARE)
         return limit - max(1, limit // UNREAD_SHARE)
@@ -163,11 +172,12 @@ class Reader(msgspec.Struct, frozen=True):
 
 class ScanResult(msgspec.Struct, frozen=True):
     """
-    What a scan has found for a group.
+    The result of a scan for a group. It is true if any message may be available.
 
     Args:
+        is_due: whether deliveries are due.
         unread: topic id and number of each queue with unread messages.
-        seconds_to_next: time until the next delivery is due; None if there is none.
+        seconds_to_next: the time until the next delivery is due; None if there is none.
     """
 
     is_due: bool
@@ -179,31 +189,31 @@ class ScanResult(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct):
-    """The messages that a receive has taken. `may_have_more`: another scan may find more, even if there are no rows."""
+    """The messages that a receive has taken. `may_have_more`: whether another scan may find more, even if there are no rows."""
 
     rows: list[ReadRow]
     may_have_more: bool = False
 
 
 def join(connection: Connection, reader: Reader, *, at_end: bool) -> None:
-    """Insert a group's offsets in topics that it has not read before."""
+    """Store a group's offsets in topics that it has not read before."""
     connection.execute(JOIN, reader.parameters(at_end=at_end))
 
 
 def scan(connection: Connection, reader: Reader) -> ScanResult:
-    """Return what is available for a group."""
+    """Return which messages are available for a group."""
     [(is_due, unread, seconds)] = connection.execute(SCAN, reader.parameters(), binary=True).fetchall()
     return ScanResult(is_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
 
 
-def take(connection: Connection, reader: Reader, seen: ScanResult, limit: int) -> Received:
-    """Take up to `limit` messages of those that a scan found: redeliveries first, except for the share of unread ones."""
-    unread = list(seen.unread)
+def take(connection: Connection, reader: Reader, available: ScanResult, limit: int) -> Received:
+    """Take up to `limit` of the available messages: redeliveries first, but also a share of unread ones."""
+    unread = list(available.unread)
     received = Received([])
     room = reader.due_limit(limit) if unread else limit
-    if seen.is_due and room:
+    if available.is_due and room:
         _take_due(connection, reader, received, room)
-    is_more_due = seen.is_due and len(received.rows) == room
+    is_more_due = available.is_due and len(received.rows) == room
     waiting = _read_unread(connection, reader, received, unread, limit)
     if len(received.rows) < limit and (is_more_due or waiting):
         _take_due(connection, reader, received, limit - len(received.rows))
@@ -211,8 +221,8 @@ def take(connection: Connection, reader: Reader, seen: ScanResult, limit: int) -
 
 
 def _read_unread(connection: Connection, reader: Reader, received: Received, unread: list[tuple[int, int]], limit: int) -> int:
-    """Read queues; return how many messages read on fifo topics wait for their turn: some of them are due now."""
-    random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not keep others waiting
+    """Read queues. Return how many messages of fifo topics were read without a delivery; some of them may be due already."""
+    random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not delay others
     fifo = {topic.id for topic in reader.topics if topic.type is TopicType.FIFO}
     waiting = 0
     for topic_id, queue in unread:
@@ -220,7 +230,7 @@ def _read_unread(connection: Connection, reader: Reader, received: Received, unr
         if room <= 0:
             break
         position = {"topic_id": topic_id, "queue": queue, "limit": room, "max_waiting": MAX_WAITING}
-        rows = _rows(connection, READ_ON, reader.parameters(**position, is_fifo=topic_id in fifo))
+        rows = _rows(connection, READ_UNREAD, reader.parameters(**position, is_fifo=topic_id in fifo))
         received.may_have_more = received.may_have_more or bool(rows)
         received.rows += [row for row in rows if row.delivery_id is not None]
         waiting += sum(row.delivery_count for row in rows if row.delivery_id is None)

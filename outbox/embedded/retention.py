@@ -1,9 +1,9 @@
 """
-Retention: delete messages that are past their topic's retention and that every group has finished.
+Deletes messages that are past their topic's retention and that every group has finished.
 
 Messages within a topic's retention are kept, and so are messages stored since `keep_since`. After that, a message is kept while
-a group that reads the topic has not read or not finished it. So a group that is no longer
-used blocks the retention of its topics until it is forgotten. A half message that was not ended is never deleted.
+any group that reads the topic has not read or not finished it. So a group that is no longer used prevents deletions in its topics
+until it is forgotten. A half message is never deleted before it is committed or rolled back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from outbox.embedded.topics import StoredTopic
 SLICE = 1000
 
 # A group that begins to read a topic during a prune could miss messages. So it holds this lock shared until its offsets (or
-# deliveries) are committed, and a prune takes it exclusively before its statement: it sees each group that has begun, and
-# other groups begin after it. A prune does not wait for the lock; the next prune deletes what this one leaves.
+# deliveries) are committed, and a prune takes it exclusively before its statement. The prune then sees each group that has begun,
+# and other groups begin after it. A prune does not wait for the lock; the next prune deletes the messages that this one leaves.
 TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.BROKER_TOPIC}, %(topic_id)s)"
 
-# Rows stored or ended up to this time are past their retention, and none of their ends is unconfirmed. LEAST ignores a NULL.
-OLD = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
+# Rows that were stored or ended up to this time are past their retention, and their ends are confirmed. LEAST ignores a NULL.
+OLD_UNTIL = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
 
-# One slice after position `after`: returns its last position, whether all its messages are old, and how many were deleted. The
-# statement that moves a group's offset also writes the delivery rows (receiver.py), so a message that was read and not finished
-# always has one.
+# Prunes one slice of a queue after position `after`. Returns its last position, whether all its messages are old, and how many
+# were deleted. The statement that moves a group's offset also writes the delivery rows (receiver.py), so a message that was read
+# and not finished always has one.
 PRUNE = f"""
 WITH slice AS (
-    SELECT m.pos, m.stored_at <= {OLD} AS is_old, EXISTS (
+    SELECT m.pos, m.stored_at <= {OLD_UNTIL} AS is_old, EXISTS (
         SELECT FROM outbox_embedded_delivery d
         WHERE d.topic_id = m.topic_id AND d.queue = m.queue AND d.pos = m.pos
     ) AS is_kept
@@ -52,7 +52,7 @@ SELECT max(pos), bool_and(is_old), (SELECT count(*) FROM deleted) FROM slice
 PRUNE_ENDED_HALVES = f"""
 DELETE FROM outbox_embedded_half WHERE id IN (
     SELECT id FROM outbox_embedded_half
-    WHERE topic_id = %(topic_id)s AND state IN ({HalfState.COMMITTED}, {HalfState.ROLLED_BACK}) AND ended_at <= {OLD}
+    WHERE topic_id = %(topic_id)s AND state IN ({HalfState.COMMITTED}, {HalfState.ROLLED_BACK}) AND ended_at <= {OLD_UNTIL}
     LIMIT %(slice)s
 )
 """
@@ -74,7 +74,7 @@ def prune(
     limit: int,
     now: datetime | None,
 ) -> int:
-    """Delete up to about `limit` messages and ended half messages, a slice per statement; return how many."""
+    """Delete up to about `limit` messages and ended half messages, one slice per statement. Return their number."""
     deleted = 0
     for topic, retention in topics:
         values = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}
@@ -97,5 +97,5 @@ def _prune_queue(connection: Connection, values: dict[str, object], limit: int) 
 
 
 def forget_group(connection: Connection, group: str, topics: Collection[str]) -> None:
-    """Delete a group's offsets and deliveries in these topics, so that they no longer block retention."""
+    """Delete a group's offsets and deliveries in these topics, so that they no longer keep messages."""
     connection.execute(FORGET_GROUP, {"group": group, "topics": list(topics)})

@@ -14,7 +14,8 @@ from outbox.message import Header
 
 MESSAGE_COLUMNS = "topic_id, queue, message_id, source, key, tag, headers, body"
 
-# Parameters for many messages: one array per column, in binary format, because bodies in text arrays cost ten times as much.
+# The parameters for many messages are one array per column, in binary format, because bodies in text arrays take ten times as
+# long.
 MESSAGE_ARRAYS = """%(topic_ids)b::int[], %(queues)b::smallint[], %(message_ids)b::text[], %(sources)b::text[],
     %(keys)b::text[], %(tags)b::text[], %(headers)b::text[], %(bodies)b::bytea[]"""
 _ARRAY_NAMES = ("topic_ids", "queues", "message_ids", "sources", "keys", "tags", "headers", "bodies")
@@ -39,7 +40,7 @@ class ReadRow(NamedTuple):
 
 
 def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> EmbeddedRow:
-    """Return the row of a message; without a key, it goes to `keyless_queue`."""
+    """Return the row of a message. A message without a key goes to `keyless_queue`."""
     return (
         topic.id,
         topic.queue_of(message.key) if message.key else keyless_queue,
@@ -58,7 +59,7 @@ def arrays(rows: Sequence[EmbeddedRow]) -> dict[str, list[Any]]:
 
 
 def delivery(group: str, topic: str, row: ReadRow) -> Delivery:
-    """Return the delivery of a row; its receipt has the row's id and delivery count."""
+    """Return the delivery of a row. Its receipt consists of the row's id and delivery count."""
     return Delivery(
         group=group,
         topic=topic,

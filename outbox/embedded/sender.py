@@ -1,4 +1,4 @@
-"""Store sent messages and half messages, each kind with one statement."""
+"""Stores messages that are sent, and half messages, with one statement for a batch."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def send_halves(
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
 ) -> tuple[list[EmbeddedRow | None], list[SendResult | None]]:
-    """Return, for each message, its row, or the result MISCONFIGURED if its stored topic has another type than in settings."""
+    """Return the row of each message; instead, the result MISCONFIGURED if its stored topic has another type than in settings."""
     rows: list[EmbeddedRow | None] = []
     outcomes: list[SendResult | None] = []
     keyless: dict[str, int] = {}
     for message in messages:
         topic = topics.stored(connection, message.topic)
-        wrong = topics.difference(topic)
+        difference = topics.difference(topic)
         queue = keyless.get(topic.name)
         if queue is None:
             queue = keyless[topic.name] = random.randrange(topic.queues)  # noqa: S311  (it spreads load)
-        rows.append(None if wrong else message_row(message, topic, queue))
-        outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=wrong) if wrong else None)
+        rows.append(None if difference else message_row(message, topic, queue))
+        outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=difference) if difference else None)
     return rows, outcomes

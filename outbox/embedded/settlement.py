@@ -1,9 +1,9 @@
 """
-End deliveries: acknowledge or release them, or hold them longer.
+Acknowledges, releases and renews deliveries.
 
-A receipt is the delivery's id and its count (rows.py), which no delivery has twice. Each statement matches both. When a delivery
-is taken again, its count changes (receiver.py), so a late call changes nothing after another consumer has taken the message.
-Until then the call succeeds, however late it is.
+A receipt is the delivery's id and its count (rows.py), a pair that never occurs twice. Each statement matches both. When a
+delivery is taken again, its count changes (receiver.py), so a late call has no effect after another consumer has taken the
+message. Until then the call succeeds, even after the delivery has expired.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ WAKE = f"SELECT {NOTIFY}"
 
 
 def ack(connection: Connection, deliveries: Sequence[Delivery]) -> list[bool]:
-    """Acknowledge deliveries; return, for each, whether it was still held."""
+    """Acknowledge deliveries. Return whether each was still held."""
     return _change_held(connection, ACK, deliveries, {})
 
 
 def renew(
     connection: Connection, deliveries: Sequence[Delivery], invisible_for: timedelta, *, now: datetime | None
 ) -> list[Delivery | None]:
-    """Hold deliveries for that long from now; return those that were still held. Their receipts do not change."""
+    """Hold deliveries for that time from now. None for one that is no longer held. Receipts do not change."""
     held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
     return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
 
 
 def release(connection: Connection, deliveries: Sequence[Delivery], *, now: datetime | None) -> None:
-    """Make the messages of deliveries that are still held due at once, and notify waiting consumers."""
+    """Make deliveries that are still held due at once, and notify waiting consumers."""
     renew(connection, deliveries, timedelta(), now=now)
     connection.execute(WAKE)
 

@@ -1,4 +1,4 @@
-"""The broker's stored topics, which are created from settings at first use."""
+"""The broker's stored topics, which are created from settings when they are first used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ_TOPICS = "SELECT id, name, type, queues FROM outbox_embedded_topic WHERE na
 
 
 class StoredTopic(msgspec.Struct, frozen=True):
-    """A topic's row."""
+    """The row of a topic."""
 
     id: int
     name: str
@@ -39,11 +39,11 @@ class StoredTopic(msgspec.Struct, frozen=True):
         return zlib.crc32(key.encode()) % self.queues
 
 
-READ_SECONDS = 5.0
+READ_SECONDS = 5.0  # the interval at which the rows are read again
 
 
 class Topics:
-    """The stored topics of one broker, read every few seconds: their rows go missing where all tables are emptied."""
+    """The stored topics of one broker. They are read every few seconds, because a test or an operator may empty all tables."""
 
     def __init__(self, specs: Mapping[str, TopicSpec]) -> None:
         self._specs = specs
@@ -52,7 +52,7 @@ class Topics:
 
     def stored(self, connection: Connection, name: str) -> StoredTopic:
         """
-        Return the row of a topic; all missing topics of the broker are created when they are read.
+        Return the row of a topic. When rows are read, all missing topics of the broker are created.
 
         Raises:
             UnknownTopic: settings do not assign this topic to the broker.
@@ -75,7 +75,7 @@ def _difference(spec: TopicSpec, stored: StoredTopic) -> str:
 
 
 def write_topics(connection: Connection, specs: Iterable[TopicSpec]) -> dict[str, StoredTopic]:
-    """Create the topics that are missing; return all of them by name."""
+    """Create the topics that are missing. Return all of them by name."""
     specs = list(specs)
     names = [spec.name for spec in specs]
     ids = [topic_number(name) for name in names]
@@ -89,13 +89,13 @@ def _read_topics(connection: Connection, names: Iterable[str]) -> dict[str, Stor
 
 
 def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[Finding]:
-    """Return the differences between topics in settings and in the tables."""
+    """Return the differences between topics in settings and in the tables, after creating missing ones."""
     problems = []
     for stored in write_topics(connection, specs.values()).values():
         spec = specs[stored.name]
-        if wrong := _difference(spec, stored):
+        if difference := _difference(spec, stored):
             problems.append(
-                misconfigured(wrong, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
+                misconfigured(difference, "The type of a topic cannot change. Give the new topic another name, or correct TYPE.")
             )
         if spec.queues != stored.queues:
             problems.append(
@@ -110,10 +110,10 @@ def differences(connection: Connection, specs: Mapping[str, TopicSpec]) -> list[
 def resources(
     connection: Connection, specs: Mapping[str, TopicSpec], create: Callable[[TopicSpec], None]
 ) -> Iterable[ServerResource]:
-    """Yield the topics in settings, and what is in the tables."""
-    there = _read_topics(connection, specs)
+    """Yield the topics in settings, compared with those in the tables."""
+    existing = _read_topics(connection, specs)
     for spec in specs.values():
-        stored = there.get(spec.name)
+        stored = existing.get(spec.name)
         yield ServerResource(
             "topic",
             spec.name,

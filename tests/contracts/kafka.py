@@ -36,7 +36,7 @@ class PatientKafka(KafkaBroker):
         return super().receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
 
     def _fetch_all(self, member: GroupMember, topics: Collection[str], limit: int) -> None:
-        member._largest_hand = max(member._largest_hand, limit)
+        member._largest_batch = max(member._largest_batch, limit)
         with member._polling:
             member._subscribe(topics)
         began = time.monotonic()

@@ -1,5 +1,5 @@
 """
-What an AsyncAPI document says about Kafka.
+The parts of an AsyncAPI document that describe Kafka.
 
 Source: AsyncAPI's Kafka bindings 0.5.0.
 """
@@ -16,7 +16,7 @@ from outbox.brokers.kafka.codec import record_header
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.options import read_options
 
-COMMITTED = "Read it with isolation.level=read_committed: records of other transactions are not published."
+COMMITTED = "Read it with isolation.level=read_committed: records of transactions that are not committed are not published."
 
 
 class KafkaInterface(BrokerInterface, frozen=True):
@@ -34,17 +34,17 @@ class KafkaInterface(BrokerInterface, frozen=True):
         return record_header(name)
 
     def channel(self, topic: TopicSpec) -> dict[str, Any]:
-        """Return the topic as `outbox_topics` creates it."""
+        """Return the description of a topic, as `outbox_topics` creates it."""
         retention = {"retention.ms": milliseconds(topic.retention)}
         binding = {"topic": topic.name, "partitions": topic.queues, "topicConfiguration": retention}
         return {"address": topic.name, "bindings": _bindings(binding)}
 
     def message(self, key: str) -> dict[str, Any]:
-        """Return the record's key."""
+        """Return the description of a record's key."""
         return _bindings({"key": TEXT | {"description": f"The field {key}, as text."}}) if key else {}
 
     def receive(self, group: str) -> dict[str, Any]:
-        """Return the group's id."""
+        """Return the description of a consumer group's id."""
         return _bindings({"groupId": TEXT | {"const": group}})
 
 

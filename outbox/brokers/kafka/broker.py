@@ -1,4 +1,4 @@
-"""The Kafka broker: the contract, each call handed to its module."""
+"""The Kafka broker, whose calls are implemented by the other modules of this package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from outbox.brokers.capabilities import ListsResources, Seeks, SpeaksKafka, Tran
 from outbox.brokers.kafka import groups
 from outbox.brokers.kafka.asyncapi import KafkaInterface
 from outbox.brokers.kafka.client import ANSWER_SECONDS, ConnectionErrors, problems_of_client, producer_settings
-from outbox.brokers.kafka.lanes import KafkaLanes, undone
+from outbox.brokers.kafka.lanes import KafkaLanes, aborted_results
 from outbox.brokers.kafka.leaders import PartitionLeaders
 from outbox.brokers.kafka.options import KafkaOptions, problems
 from outbox.brokers.kafka.receiver import GroupMember
@@ -47,10 +47,9 @@ NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     """
-    Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; docs/brokers/kafka.md says what it
-    promises.
+    Publishes one-phase messages to Kafka 2.5 and later, and reads with its consumer groups; see docs/brokers/kafka.md.
 
-    A relay sends in transactions of its lane, so that readers of committed messages see each message once. With
+    A relay sends in transactions of its lane, so that read_committed consumers see each message once. With
     OPTIONS["TRANSACTIONS"] = False, messages are published at least once.
 
     Args:
@@ -82,23 +81,23 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return what is wrong with the OPTIONS, without a connection, and topics whose names Kafka does not take."""
-        wrong = [
+        """Return problems of the OPTIONS. If there are none, return topics whose names Kafka does not allow."""
+        invalid_names = [
             wrong_option(
-                f"Kafka has no topic of the name {topic.name!r}.",
+                f"Kafka does not allow a topic with the name {topic.name!r}.",
                 "A name has 1 to 249 letters, digits, dots, underscores and hyphens.",
             )
             for topic in topics
             if not NAME.fullmatch(topic.name) or topic.name in (".", "..")
         ]
-        return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or wrong
+        return problems(options) or problems_of_client(read_options(KafkaOptions, options)) or invalid_names
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """
-        Return that committed readers see a message once, unless transactions are off.
+        Return the limits: read_committed consumers see a message once, unless transactions are off.
 
-        A transaction looks topics up, stores messages and marker, and commits.
+        The time of a send is that of a transaction: it looks topics up, stores messages and marker, and commits.
         """
         settings = read_options(KafkaOptions, options)
         guarantee = SendGuarantee.ONCE_COMMITTED if settings.transactions else SendGuarantee.AT_LEAST_ONCE
@@ -106,6 +105,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return Limits(guarantee, send=send, body_bytes=settings.body_bytes)
 
     def check(self) -> list[Finding]:
+        """Return problems of the options and on the cluster. Lanes are checked only if all problems of topics are weak ones."""
         if findings := self.check_settings(self.options, list(self.topics.values())):
             return findings
         checks = KafkaServerChecks(self._settings, self._name)
@@ -117,24 +117,24 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         return findings
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
-        """Return the topics of messages and of markers."""
+        """Return the topics of messages and, with transactions, the marker topics."""
         resources = KafkaResources(self._settings, self._name)
-        mine = sources if self._settings.transactions else ()
-        return resources.find(list(self.topics.values()), sources=mine, lanes=lanes)
+        sources_of_markers = sources if self._settings.transactions else ()
+        return resources.find(list(self.topics.values()), sources=sources_of_markers, lanes=lanes)
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send messages and wait for the delivery reports of all; without transactions, so at least once."""
+        """Send messages without a transaction, so at least once, and wait for all delivery reports."""
         return send_valid(self, messages, self._send)
 
     def open_lane(self, source: str, lane: int) -> str | None:
-        """Take a lane over: its transactional id, and partition `lane` of the outbox's marker topic."""
+        """Take a lane over with its transactional id, and return the last record in its partition of the marker topic."""
         return self._lanes.open(source, lane)
 
     def is_lane_open(self, lane: int) -> bool:
         return self._lanes.is_open(lane)
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
-        """Return the marker of a lane; None where there is no marker topic."""
+        """Return the marker of a lane; None if there is no marker, or no marker topic."""
         return self._lanes.look_at(source, lane)
 
     def find_away(self, topics: Collection[str]) -> dict[str, str]:
@@ -143,13 +143,18 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         if rejected := self._reject(messages):
-            return undone(messages, rejected)
+            return aborted_results(messages, rejected)
         return self._lanes.send(lane, messages, marker)
 
     def set_owner(
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
-        """Note whose group it is: Kafka stores it beside the offsets of a group, which may have no members for a take-over."""
+        """
+        Set the owner of a group. A member stores it in the metadata of each offset that it commits.
+
+        With `take_over`, it is stored now in the metadata of all committed offsets. Kafka allows that only while the group has no
+        members.
+        """
         owner = GroupOwner.of(source, project)
         self._owners.set(group, owner)
         self._known_topics[group] = frozenset(known_topics)
@@ -174,14 +179,14 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages as a member of the group, which a broker client becomes with its first call."""
+        """Receive messages as a member of the group. This broker client joins the group with the first call."""
         for topic in topics:
             known_topic(self.topics, topic)
         member = self._member(group)
         try:
             return member.receive(topics, limit=limit, invisible_for=invisible_for, wait=wait)
         finally:
-            self.refusals = {**member.refusals, **member.left_open}
+            self.refusals = {**member.refusals, **member.unfinished}
 
     def interrupt(self) -> None:
         self._is_interrupted = True
@@ -189,20 +194,20 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
             member.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries for that time from now; they belong to this client as long as it has their partitions."""
-        return self._by_group(deliveries, lambda member, mine: member.renew(mine, invisible_for))
+        """Hold deliveries for that time from now, unless this client has lost their partitions."""
+        return self._by_group(deliveries, lambda member, of_group: member.renew(of_group, invisible_for))
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand deliveries out again at once: to this client, while it has their partitions."""
+        """Make deliveries available again at once. This client receives them, as long as it keeps their partitions."""
         for group in {delivery.group for delivery in deliveries}:
             self._member(group).release([delivery for delivery in deliveries if delivery.group == group])
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Finish messages, and commit the group's offsets."""
-        return self._by_group(deliveries, lambda member, mine: member.ack(mine))
+        """Acknowledge messages, and commit the group's offsets."""
+        return self._by_group(deliveries, lambda member, of_group: member.ack(of_group))
 
     def backlog(self, group: str) -> Backlog:
-        """Return what is behind the group's committed offsets."""
+        """Return the number of records from the group's committed offsets on, by topic."""
         return Backlog(groups.count_backlog(self._settings, self._name, group, self.topics))
 
     def close(self) -> None:
@@ -213,6 +218,7 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         self._lanes.close()
 
     def _member(self, group: str) -> GroupMember:
+        """Return this client's member of a group. Raises BrokerUnavailable if the broker is closed."""
         if self._is_closed:
             raise BrokerUnavailable("The broker is closed.")
         if group not in self._members:
@@ -228,12 +234,12 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         """Make a call for the deliveries of each group; return the answers in the order of the deliveries."""
         results: dict[int, T] = {}
         for group in {delivery.group for delivery in deliveries}:
-            mine = {index: delivery for index, delivery in enumerate(deliveries) if delivery.group == group}
-            results |= dict(zip(mine, call(self._member(group), list(mine.values())), strict=True))
+            of_group = {index: delivery for index, delivery in enumerate(deliveries) if delivery.group == group}
+            results |= dict(zip(of_group, call(self._member(group), list(of_group.values())), strict=True))
         return [results[index] for index in range(len(deliveries))]
 
     def _reject(self, messages: Sequence[Outgoing]) -> dict[int, SendResult]:
-        """Return the results of messages that break a rule."""
+        """Return results for invalid messages, by their index."""
         checked = (validate(message, self.topics, is_half=False, max_body_bytes=self.max_body_bytes) for message in messages)
         return {index: rejection for index, rejection in enumerate(checked) if rejection is not None}
 

@@ -1,4 +1,4 @@
-"""The settings of each client of librdkafka that the broker opens."""
+"""The settings of the clients (of librdkafka) that the broker opens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 MESSAGE_TIMEOUT = timedelta(seconds=7)
-# A transaction whose relay has died is aborted after this time, if no other relay opens the lane before. Until then readers wait.
+# Kafka aborts the transaction of a killed relay after this time, if no other relay has opened its lane. Until then,
+# read_committed consumers wait.
 TRANSACTION_TIMEOUT = timedelta(seconds=20)
-# The client repeats a request after 0.8 times as long at the earliest.
+# The client repeats a request after 0.8 times this interval at the earliest.
 RETRY_BACKOFF = timedelta(milliseconds=400)
-# A member that has not polled for as long loses its partitions. While a handler runs, its delivery is renewed, which polls.
-MOST_BETWEEN_POLLS = timedelta(minutes=5)
-ANSWER_SECONDS = 5.0  # for metadata, and for a commit
+# A member that has not polled for this time loses its partitions. While a handler runs, its delivery is renewed, which polls,
+# too.
+MAX_POLL_INTERVAL = timedelta(minutes=5)
+ANSWER_SECONDS = 5.0  # the timeout of queries and commits
 
 
 class ConnectionErrors:
-    """
-    The errors of a client's connections, such as a wrong password. The call that waits for one says only that it timed out.
-    """
+    """Collects errors of a client's connections, such as a wrong password. A call that waits for a connection only times out."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
@@ -40,19 +40,19 @@ class ConnectionErrors:
             self._last = error
 
     def forget(self) -> None:
-        """Forget the errors before a call."""
+        """Forget all errors so far."""
         self._last = None
         self._is_cut_off = False
 
     def was_cut_off(self, client: Producer) -> bool:
-        """Return whether a client was without any server since its errors were forgotten."""
+        """Return whether a client was once without any reachable server since its errors were last forgotten."""
         self.last(client)
         return self._is_cut_off
 
     def last(self, client: AdminClient | Consumer | Producer | None = None) -> KafkaError | None:
-        """Return the last error; that of a client comes while it is polled."""
+        """Return the last error. With a client, poll it before, since it reports errors only while it is polled."""
         if client is not None:
-            with suppress(KafkaException, SystemError):  # the call itself has raised a fatal error
+            with suppress(KafkaException, SystemError):  # a fatal error, which the caller's last call has raised already
                 client.poll(0)
         return self._last
 
@@ -63,15 +63,15 @@ def client_settings(options: KafkaOptions, name: str, errors: ConnectionErrors |
         **options.client,
         "bootstrap.servers": ",".join(options.servers),
         "client.id": name,
-        "error_cb": errors or (lambda error: None),  # errors of connections come with the result of each call, too
+        "error_cb": errors or (lambda error: None),  # ignored, since each call also fails
         "log_level": 0,
     }
 
 
 def producer_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
-    """Return the settings of a producer that stores each message once, however often it repeats a request."""
+    """Return the settings of an idempotent producer: it stores each message once, even if it repeats requests."""
     return {
-        "partitioner": "murmur2_random",  # as producers in Java choose it
+        "partitioner": "murmur2_random",  # the same as that of Java's producers
         "linger.ms": 5,
         "queue.buffering.max.kbytes": 65_536,
         "message.max.bytes": MESSAGE_BYTES,
@@ -96,20 +96,20 @@ def transactional_settings(
 
 
 def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, Any]:
-    """Return the settings of a member of a consumer group, by the classic protocol or by that of KIP-848."""
+    """Return the settings of a member of a consumer group, with the classic protocol or that of KIP-848."""
     is_classic = options.client.get("group.protocol", "classic") != "consumer"
     return {
         **({"partition.assignment.strategy": "cooperative-sticky"} if is_classic else {}),
-        "queued.max.messages.kbytes": 16_384,  # of records that the client has fetched ahead
+        "queued.max.messages.kbytes": 16_384,  # the client's own buffer of fetched records
         "socket.timeout.ms": 10_000,
-        "topic.metadata.refresh.interval.ms": 60_000,  # until new partitions are found
+        "topic.metadata.refresh.interval.ms": 60_000,  # new partitions are found after this time
         **client_settings(options, name),
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",  # of a partition that was added, too
-        "max.poll.interval.ms": milliseconds(MOST_BETWEEN_POLLS),
+        "auto.offset.reset": "earliest",  # so partitions that are added later are read from their first message
+        "max.poll.interval.ms": milliseconds(MAX_POLL_INTERVAL),
     }
 
 
@@ -120,12 +120,12 @@ def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
         "group.id": "unused",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",  # where the records at an offset were compacted away meanwhile
+        "auto.offset.reset": "earliest",  # if the records at an offset were compacted away meanwhile
     }
 
 
 def problems_of_client(options: KafkaOptions) -> list[Finding]:
-    """Return what the client does not take in CLIENT, and by which names. It connects to nothing."""
+    """Return settings in CLIENT that the Kafka client does not accept. No connection is opened."""
     text = _refusal(options)
     if not text:
         return []
@@ -137,7 +137,7 @@ def problems_of_client(options: KafkaOptions) -> list[Finding]:
 
 
 def _refusal(options: KafkaOptions, *, without: str = "") -> str:
-    """Return why the client does not take its settings; "" if it does."""
+    """Return the error of a client that is created with CLIENT, except one setting; "" if it accepts all."""
     chosen = KafkaOptions(servers=[], client={name: value for name, value in options.client.items() if name != without})
     try:
         Producer(transactional_settings(chosen, "check", "check"))
@@ -150,5 +150,5 @@ def _refusal(options: KafkaOptions, *, without: str = "") -> str:
 
 
 def milliseconds(span: timedelta) -> int:
-    """Return a time as librdkafka's settings have it."""
+    """Return a duration in milliseconds, as librdkafka's settings require it."""
     return int(span.total_seconds() * 1000)

@@ -1,8 +1,8 @@
 """
 Messages as Kafka's records, and records as deliveries.
 
-Source: CloudEvents 1.0, Kafka protocol binding, binary mode. Attributes are headers with the prefix `ce_`; headers of the outbox
-that are no attributes have their own names, like those of the publisher.
+Source: CloudEvents 1.0, Kafka protocol binding, binary mode. CloudEvents attributes are record headers with the prefix `ce_`. All
+other headers, of the outbox or the publisher, keep their names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 CLOUDEVENTS, KAFKA = "ce-", "ce_"
-ID, TAG = "outbox-id", "outbox-tag"  # only where the headers of a message do not say it
+ID, TAG = "outbox-id", "outbox-tag"  # written only if no header of the message has the same value
 read_headers = methodcaller("headers")
 
 
@@ -39,17 +39,17 @@ def record_headers(message: Outgoing) -> list[tuple[str, bytes]]:
 
 
 def record_size(message: Outgoing) -> int:
-    """Return the size of a message's record in bytes; Kafka adds at most some 100 bytes to it."""
+    """Return the size of a message's record in bytes, without the overhead of at most about 100 bytes that Kafka adds."""
     headers = sum(len(name) + len(value) + 4 for name, value in record_headers(message))
     return len(message.body) + len(record_key(message) or b"") + headers
 
 
 def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: int) -> Delivery:
     """
-    Return the delivery of a record, of any producer.
+    Return the delivery of a record, which may be from any producer.
 
-    A record without an id is identified by its place. Its time is part of the id: a topic that was deleted and created again has
-    other records at the same places. One whose headers cannot be read has no id at all.
+    A record without an id is identified by its topic-partition and offset, and by its time, because a topic that was deleted and
+    created again has other records at the same offsets. A record whose headers cannot be read has no id.
     """
     headers = {_our_name(name): text_of(value) for name, value in _headers_of(record)}
     named = headers.pop(ID, "") or headers.get(Header.ID, "")
@@ -72,7 +72,7 @@ def to_delivery(record: Message, *, group: str, receipt: str, delivery_count: in
 
 
 def text_of(value: bytes | str | None) -> str:
-    """Return a key or a header as text; bytes that are not text are escaped."""
+    """Return a key or a header as text; bytes that are not UTF-8 are escaped."""
     if value is None or isinstance(value, str):
         return value or ""
     return value.decode("utf-8", "backslashreplace")
@@ -80,10 +80,11 @@ def text_of(value: bytes | str | None) -> str:
 
 def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:
     """
-    Return the headers of a record, or one that says why they cannot be read.
+    Return the headers of a record. If they cannot be read, return one header that says why.
 
-    For a name that is not UTF-8 the client returns a list that ends the process when it is read, beside an exception. A call by
-    the interpreter may miss that (Python 3.11 and later specialize it), one by `methodcaller` raises SystemError.
+    If a header's name is not UTF-8, the client sets an exception, but also returns a list, and a read of that list ends the
+    process. A call in Python code may miss the exception (Python 3.11 and later specialize such calls). A call with
+    `methodcaller` raises SystemError.
     """
     try:
         return read_headers(record) or []
@@ -93,7 +94,7 @@ def _headers_of(record: Message) -> list[tuple[str, bytes | None]]:
 
 
 def _time_of(milliseconds: int) -> datetime | None:
-    """Return a record's time; None for one that is none, as of a producer that writes microseconds."""
+    """Return a record's time; None if it is out of range, for example because the producer writes microseconds."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC) if milliseconds > 0 else None
     except (ValueError, OverflowError):
@@ -102,10 +103,11 @@ def _time_of(milliseconds: int) -> datetime | None:
 
 @lru_cache(maxsize=1000)
 def record_header(header: str) -> str:
-    """Return the name of a message's header in a record."""
+    """Return the name of a record's header for the name of a message's header."""
     return KAFKA + header.removeprefix(CLOUDEVENTS) if header.startswith(CLOUDEVENTS) else header
 
 
 @lru_cache(maxsize=1000)
 def _our_name(header: str) -> str:
+    """Return the name of a message's header for the name of a record's header."""
     return CLOUDEVENTS + header.removeprefix(KAFKA) if header.startswith(KAFKA) else header

@@ -1,8 +1,8 @@
 """
-What Kafka's errors mean for a message, and for a call. docs/brokers/kafka.md has the tables for operators.
+The meaning of Kafka's errors for a message, and for a call. docs/brokers/kafka.md has the tables for operators.
 
-An error that is in none of them says nothing about the message: it is UNSURE where it was sent without a transaction. In a
-transaction that was not committed nothing is stored, whatever the error, and the lane is opened again.
+After an error that is in none of these tables, a message that was sent without a transaction is UNSURE: it may be stored. A
+transaction that was not committed stores nothing, whatever the error, and its lane is opened again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MISCONFIGURED = {
     KafkaError._UNSUPPORTED_FEATURE: "Upgrade the cluster: Kafka 2.5 or later is needed.",
 }
 
-# Those of them that a producer can say of a topic, while it goes on with others.
+# Errors of MISCONFIGURED that concern one topic only, so that a producer can go on with other topics.
 OF_TOPIC = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -61,21 +61,21 @@ UNAVAILABLE = {
     KafkaError._RESOLVE,
     KafkaError._QUEUE_FULL,
     KafkaError._PURGE_QUEUE,
-    KafkaError._INVALID_DIFFERENT_RECORD,  # another one of its batch of records was refused
-    KafkaError.INVALID_TIMESTAMP,  # a record has the time of its send, so it says nothing about the message
-    KafkaError.INVALID_MSG,  # damaged on its way
+    KafkaError._INVALID_DIFFERENT_RECORD,  # another record of the same request was refused
+    KafkaError.INVALID_TIMESTAMP,  # of the send, so a later send may succeed
+    KafkaError.INVALID_MSG,  # damaged in transit
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.UNKNOWN_TOPIC_ID,  # until the client has asked again
+    KafkaError.UNKNOWN_TOPIC_ID,  # until the client has refreshed its metadata
     KafkaError.NOT_CONTROLLER,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
-    KafkaError.CONCURRENT_TRANSACTIONS,  # the last one of the transactional id is still being ended
+    KafkaError.CONCURRENT_TRANSACTIONS,  # the last transaction of the transactional id is still being ended
     KafkaError.STALE_BROKER_EPOCH,
     KafkaError.REBOOTSTRAP_REQUIRED,
     KafkaError.NETWORK_EXCEPTION,
@@ -92,18 +92,18 @@ HINTS = {
     "(message.timestamp.before.max.ms, message.timestamp.after.max.ms).",
 }
 
-# Codes of calls that waited for a connection. Why there is none, the client tells beside them.
+# Errors of calls that waited for a connection. The client reports separately why there is none (`ConnectionErrors`).
 CONNECTION = {KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._ALL_BROKERS_DOWN}
-CHECK_PROTOCOL = 'Where the servers are up, correct OPTIONS["SERVERS"], or "security.protocol" in OPTIONS["CLIENT"].'
+CHECK_PROTOCOL = 'If the servers are up, correct OPTIONS["SERVERS"], or "security.protocol" in OPTIONS["CLIENT"].'
 
 
 def error_of(raised: BaseException) -> KafkaError | None:
-    """Return the error of an exception of the client; None for another exception, such as SystemError after a fatal error."""
+    """Return the error in an exception of the client; None for another exception, such as SystemError after a fatal error."""
     return raised.args[0] if isinstance(raised, KafkaException) and isinstance(raised.args[0], KafkaError) else None
 
 
 def describe(error: KafkaError | BaseException) -> str:
-    """Return an error as text: its name and what the client says."""
+    """Return an error as text: its name and the client's description."""
     kafka_error = error if isinstance(error, KafkaError) else error_of(error)
     return f"{kafka_error.name()}: {kafka_error.str()}" if kafka_error is not None else str(error) or repr(error)
 
@@ -113,7 +113,7 @@ def send_result(error: KafkaError, topic: str, cause: KafkaError | None = None) 
     Return the result of a message whose delivery failed. An error that is not in the tables leaves it UNSURE.
 
     Args:
-        cause: the last error of the client's connections, which the report does not name.
+        cause: the last error of the client's connections, which the delivery report does not contain.
     """
     code = error.code()
     if code in REFUSED:
@@ -128,19 +128,19 @@ def send_result(error: KafkaError, topic: str, cause: KafkaError | None = None) 
     return SendResult(status, reason=f"Kafka did not take the message ({describe(error)}). {HINTS.get(code, '')}".rstrip())
 
 
-def call_error(raised: BaseException, what: str, cause: KafkaError | None = None, *, hint: str = "") -> BrokerUnavailable:
+def call_error(raised: BaseException, action: str, cause: KafkaError | None = None, *, hint: str = "") -> BrokerUnavailable:
     """
     Return the exception for a call that failed.
 
     Args:
-        what: what could not be done, such as "read marker topic 'a'".
-        cause: the last error of the client's connections, which the call does not name.
-        hint: what to do where a permission on a topic is missing.
+        action: the action that failed, such as "read marker topic 'a'".
+        cause: the last error of the client's connections, which the exception does not contain.
+        hint: the remedy if a permission on a topic is missing.
     """
     error = error_of(raised)
     if cause is not None and (error is None or error.code() in CONNECTION):
         error = cause
-    text = f"Kafka could not {what} ({describe(error or raised)})."
+    text = f"Kafka could not {action} ({describe(error or raised)})."
     if error is None:
         return BrokerUnavailable(text)
     if hint and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

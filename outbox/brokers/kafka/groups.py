@@ -1,4 +1,4 @@
-"""Administer consumer groups as a client that is no member: their backlog, owners and positions."""
+"""Administration of consumer groups, by a client that is not a member: their backlog, owners and positions."""
 
 from __future__ import annotations
 
@@ -16,103 +16,123 @@ from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings, member_
 from outbox.brokers.kafka.errors import call_error, error_of
 from outbox.brokers.kafka.offset_notes import NOT_READY, OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics, existing
+from outbox.brokers.kafka.topics import describe_topics, existing_topics
 from outbox.brokers.owners import GroupOwner
 from outbox.errors import BrokerUnavailable
 
 
 def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collection[str]) -> dict[str, int]:
     """
-    Return the number of records behind a group's committed offsets, by topic, without topics that the group never read.
+    Return the number of records from a group's committed offsets on, by topic, without topics that the group never read.
 
-    Open transactions do not count. The end of each transaction takes an offset, so that a group without members may have counted
-    some more than there are.
+    Records from an unfinished transaction on are not counted. Transaction markers are counted, since they take offsets: so the
+    backlog of a group without members may be a little too high.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
     """
-    places = _places(options, name, topics)
-    if not places:
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return {}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        committed = {place: place.offset for place in committed_notes(consumer, places)}
-    known = {place.topic for place, offset in committed.items() if offset >= 0}
-    read = [place for place in places if place.topic in known]
+        committed = {topic_partition: topic_partition.offset for topic_partition in committed_notes(consumer, topic_partitions)}
+    known = {topic_partition.topic for topic_partition, offset in committed.items() if offset >= 0}
+    read = [topic_partition for topic_partition in topic_partitions if topic_partition.topic in known]
     ends = read_offsets(options, name, read, OffsetSpec.latest())
-    starts = read_offsets(options, name, [place for place in read if committed[place] < 0], OffsetSpec.earliest())
+    starts = read_offsets(
+        options, name, [topic_partition for topic_partition in read if committed[topic_partition] < 0], OffsetSpec.earliest()
+    )
     positions: dict[str, int] = {}
-    for place in read:
-        start = committed[place] if committed[place] >= 0 else starts[place]
-        positions[place.topic] = positions.get(place.topic, 0) + max(0, ends[place] - start)
+    for topic_partition in read:
+        start = committed[topic_partition] if committed[topic_partition] >= 0 else starts[topic_partition]
+        positions[topic_partition.topic] = positions.get(topic_partition.topic, 0) + max(0, ends[topic_partition] - start)
     return positions
 
 
 def find_positions(
     options: KafkaOptions, name: str, group: str, topics: Collection[str], to: datetime | Literal["first", "last"]
 ) -> list[GroupPosition]:
-    """Return where a group goes on in each partition of topics, and where it would; see `Seeks.seek`."""
-    places = _places(options, name, topics)
-    if not places:
+    """Return the current and the wanted position of a group in each partition of topics; see `Seeks.seek`."""
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return []
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        committed = {place: place.offset for place in committed_notes(consumer, places)}
-    starts, ends = (read_offsets(options, name, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+        committed = {topic_partition: topic_partition.offset for topic_partition in committed_notes(consumer, topic_partitions)}
+    starts, ends = (read_offsets(options, name, topic_partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
     if isinstance(to, datetime):
-        since = read_offsets(options, name, places, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
-        wanted = {place: offset if offset >= 0 else ends[place] for place, offset in since.items()}
+        since = read_offsets(options, name, topic_partitions, OffsetSpec.for_timestamp(int(to.timestamp() * 1000)))
+        wanted = {topic_partition: offset if offset >= 0 else ends[topic_partition] for topic_partition, offset in since.items()}
     else:
         wanted = starts if to == "first" else ends
     group_positions = []
-    for place in places:
-        begun = committed[place] if committed[place] >= 0 else None
-        ahead = wanted[place] - max(starts[place], starts[place] if begun is None else begun)
-        group_positions.append(GroupPosition(place.topic, str(place.partition), begun, wanted[place], ahead))
+    for topic_partition in topic_partitions:
+        current = committed[topic_partition] if committed[topic_partition] >= 0 else None
+        ahead = wanted[topic_partition] - max(starts[topic_partition], starts[topic_partition] if current is None else current)
+        group_positions.append(
+            GroupPosition(topic_partition.topic, str(topic_partition.partition), current, wanted[topic_partition], ahead)
+        )
     return group_positions
 
 
 def seek(options: KafkaOptions, name: str, group: str, positions: Collection[GroupPosition], owner: GroupOwner) -> None:
     """
-    Commit other offsets for a group, which has no members; see `Seeks.seek`.
+    Commit new offsets for a group without members; see `Seeks.seek`.
 
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group has members.
-        OwnedByAnother: another outbox has the group's inbox.
+        OwnedByAnother: the group has its inbox in another outbox.
     """
-    places = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
+    topic_partitions = {TopicPartition(position.topic, int(position.queue)): position.wanted for position in positions}
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        notes = committed_notes(consumer, list(places))
+        notes = committed_notes(consumer, list(topic_partitions))
         require_owner(group, notes, owner)
-        _commit(consumer, group, {place: (places[place], note) for place, note in notes.items()}, owner, f"move group {group!r}")
+        _commit(
+            consumer,
+            group,
+            {topic_partition: (topic_partitions[topic_partition], note) for topic_partition, note in notes.items()},
+            owner,
+            f"move group {group!r}",
+        )
 
 
 def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[str], owner: GroupOwner) -> None:
     """
-    Name an outbox as that of a group's inbox, beside each committed offset.
+    Store a new owner of a group in the metadata of each committed offset.
 
     Raises:
         BrokerUnavailable: the cluster does not answer, or the group still has members.
     """
-    places = _places(options, name, topics)
-    if not places:
+    topic_partitions = _partitions_of(options, name, topics)
+    if not topic_partitions:
         return
     with closing(Consumer(member_settings(options, name, group))) as consumer:
-        notes = committed_notes(consumer, places)
-        kept = {place: (place.offset, note) for place, note in notes.items() if place.offset >= 0}
+        notes = committed_notes(consumer, topic_partitions)
+        kept = {
+            topic_partition: (topic_partition.offset, note)
+            for topic_partition, note in notes.items()
+            if topic_partition.offset >= 0
+        }
         _commit(consumer, group, kept, owner, f"name the owner of group {group!r}")
 
 
 def _commit(
-    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, what: str
+    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, action: str
 ) -> None:
-    """Commit offsets for a group without members, with its owner beside each."""
+    """
+    Commit offsets for a group without members, with its owner in the metadata of each.
+
+    Args:
+        kept: topic-partition -> the offset to commit, and the note whose bound is kept.
+        action: for the text of an error; see `call_error`.
+    """
     offsets = [
         TopicPartition(
-            place.topic,
-            place.partition,
+            topic_partition.topic,
+            topic_partition.partition,
             offset,
             OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
         )
-        for place, (offset, note) in kept.items()
+        for topic_partition, (offset, note) in kept.items()
     ]
     if not offsets:
         return
@@ -126,14 +146,14 @@ def _commit(
         if cause is not None and cause.name() in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"):
             raise BrokerUnavailable(
                 f"Kafka's consumer group {group!r} still has members.",
-                hint="Stop all consumers of the group first; those of other projects, too.",
+                hint="Stop all consumers of the group first, also those of other projects.",
             ) from error
-        raise call_error(error, what) from error
+        raise call_error(error, action) from error
 
 
 def require_access(options: KafkaOptions, name: str, group: str) -> None:
     """
-    Ask about a group, since other calls of a user that may not read for it only time out.
+    Check that this user may read for a group. Without this permission, other calls only time out.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -154,27 +174,29 @@ def require_access(options: KafkaOptions, name: str, group: str) -> None:
             time.sleep(0.05)
 
 
-def _places(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
+def _partitions_of(options: KafkaOptions, name: str, topics: Collection[str]) -> list[TopicPartition]:
     """Return the partitions of topics; none of a topic that does not exist."""
-    there = existing(describe_topics(options, name, topics))
+    existing = existing_topics(describe_topics(options, name, topics))
     return [
-        TopicPartition(topic, number) for topic, description in there.items() for number in range(len(description.partitions))
+        TopicPartition(topic, number) for topic, description in existing.items() for number in range(len(description.partitions))
     ]
 
 
 def read_offsets(
     options: KafkaOptions,
     name: str,
-    places: Collection[TopicPartition],
+    topic_partitions: Collection[TopicPartition],
     spec: OffsetSpec,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, int]:
-    """Return offsets of partitions; for readers of committed records, the end is before an open transaction."""
-    if not places:
+    """Return offsets of partitions. With READ_COMMITTED, the latest one is the last stable offset."""
+    if not topic_partitions:
         return {}
     admin = AdminClient(client_settings(options, name))
-    asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=ANSWER_SECONDS)
+    asked = admin.list_offsets(dict.fromkeys(topic_partitions, spec), isolation_level=level, request_timeout=ANSWER_SECONDS)
     try:
-        return {place: int(asked[place].result(2 * ANSWER_SECONDS).offset) for place in places}
+        return {
+            topic_partition: int(asked[topic_partition].result(2 * ANSWER_SECONDS).offset) for topic_partition in topic_partitions
+        }
     except (KafkaException, TimeoutError) as error:
-        raise call_error(error, "read the ends of topics") from error
+        raise call_error(error, "read offsets of topics") from error

@@ -1,17 +1,20 @@
 """
-The lanes of one broker client: transactions of messages and a marker, by a producer whose transactional id is the lane's.
+The lanes that one broker client has opened. A relay holds a lane alone, and sends its messages in a series of transactions.
 
-A producer serves transactions as long as each ends cleanly, and is thrown away after anything else. The next one that opens the
-lane, here or elsewhere, ends what it has left open, and fences it out.
+The producer of a lane has the lane's transactional id. Each transaction also writes a marker to the lane's partition of the
+marker topic; the marker identifies the transaction. A producer is used for one transaction after the other as long as each ends
+cleanly; otherwise it is discarded, and its lane is closed. The next producer that opens the lane, in any process, ends the
+transaction that the discarded one has left unfinished, and fences that producer out.
 
-A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 4) does not raise the epoch with each transaction:
-a commit that the client has sent twice may reach the broker in the next transaction, and commit half of it. The client repeats a
-request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took nearly as long, the lane is closed: the next
-producer has another epoch.
+A LATE COMMIT. The client's protocol (librdkafka 2.16: EndTxn 1, InitProducerId 4) does not raise the producer's epoch with each
+transaction. So if the client sends a commit twice, the second request may reach the broker during the next transaction, and
+commit half of that one. The client repeats a request after 0.8 times `RETRY_BACKOFF` at the earliest. So after a commit that took
+nearly as long, the lane is closed, because the producer that opens it again has another epoch.
 
-AN OUTAGE of all servers closes the lane as well. When they are started again, they may leave a transaction open that they have
-confirmed (KAFKA-20734). The next one of the lane would decide about it: a commit shows what was aborted, an abort drops what was
-committed. A lane is only opened where its marker can be read to the end, that is, where no transaction is open.
+AN OUTAGE of all servers closes the lane as well. When the servers are started again, they may leave a transaction unfinished
+though they have confirmed its end (KAFKA-20734). The lane's next transaction would decide about it: its commit would publish
+messages that were aborted, its abort would drop messages that were committed. So a lane is only opened if its marker can be read
+up to the end of the partition, which shows that no transaction is unfinished.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from outbox.brokers.kafka.errors import HINTS, describe, error_of, send_result
 from outbox.brokers.kafka.marker import ALLOW, ensure_topic, marker_topic, read_marker
 from outbox.brokers.kafka.options import FOR_HEADERS, KafkaOptions
 from outbox.brokers.kafka.sender import ProducerLost, open_transactional, produce
-from outbox.brokers.kafka.topics import describe_topics, find_topic, may, read_settings
+from outbox.brokers.kafka.topics import describe_topics, find_topic, is_allowed, read_settings
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable, LaneBlocked
 from outbox.findings import Finding, misconfigured
 from outbox.logs import get_logger
@@ -43,12 +46,14 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 SLOW_COMMIT = RETRY_BACKOFF * 0.75
-BLOCKED_SECONDS = 30.0  # after which a blocked lane is tried again
+BLOCKED_SECONDS = 30.0  # the interval at which opening a blocked lane is tried again
 RECORD_OVERHEAD = 100  # bytes that Kafka adds to a record and its batch, at most
 ONE_BY_ONE = {"batch.num.messages": 1, "linger.ms": 0}
 
-OTHER_REJECTED = SendResult(SendStatus.UNAVAILABLE, reason="Another message of its transaction was rejected. It is sent again.")
-NOT_OPEN = SendResult(SendStatus.UNAVAILABLE, reason="The lane is not open here.")
+OTHER_REJECTED = SendResult(
+    SendStatus.UNAVAILABLE, reason="Another message of its transaction was rejected. This one is sent again."
+)
+NOT_OPEN = SendResult(SendStatus.UNAVAILABLE, reason="This process has not opened the lane.")
 
 
 class _Lane(msgspec.Struct):
@@ -56,7 +61,8 @@ class _Lane(msgspec.Struct):
     An open lane.
 
     Args:
-        errors: those of the producer's connections.
+        errors: the errors of the producer's connections.
+        is_one_by_one: whether the producer sends each record in a batch of its own, to find out which one Kafka refuses.
         limits: topic -> the largest record that it takes, in bytes. None: unknown, since this user may not ask, or since records
             are compressed.
     """
@@ -75,8 +81,10 @@ class KafkaLanes:
         self._options = options
         self._name = name
         self._lanes: dict[tuple[int, int], _Lane] = {}  # process and lane: a producer does not work in a forked process
-        self._blocked: dict[str, tuple[float, LaneBlocked]] = {}  # transactional id -> until when it is not asked for again
-        self._one_by_one: set[int] = set()  # lanes whose next transaction finds out which message is too large
+        self._blocked: dict[
+            str, tuple[float, LaneBlocked]
+        ] = {}  # transactional id -> the time of the next attempt, and the error
+        self._one_by_one: set[int] = set()  # lanes whose next transaction sends records one by one
 
     def open(self, source: str, lane: int) -> str | None:
         """Take a lane over and return its marker; see `TransactionalSends.open_lane`."""
@@ -92,7 +100,7 @@ class KafkaLanes:
         return marker
 
     def look_at(self, source: str, lane: int) -> str | None:
-        """Return the marker of a lane and fence nobody out; see `TransactionalSends.look_at_lane`."""
+        """Return the marker of a lane without fencing out its holder; see `TransactionalSends.look_at_lane`."""
         topic = marker_topic(source)
         description = find_topic(self._options, self._name, topic, hint=ALLOW)
         if description is None or len(description.partitions) <= lane:
@@ -101,7 +109,7 @@ class KafkaLanes:
 
     def problems(self, source: str) -> list[Finding]:
         """
-        Return what keeps this user from sending transactions of an outbox, asked with a transactional id that no lane has.
+        Return problems that keep this user from sending transactions of an outbox. Opens a transactional id that no lane uses.
 
         Raises:
             BrokerUnavailable: the cluster does not answer.
@@ -113,7 +121,7 @@ class KafkaLanes:
         return []
 
     def is_open(self, lane: int) -> bool:
-        """Return whether a transaction can be sent in a lane, and the cluster was never away since it was opened."""
+        """Return whether a transaction can be sent in a lane: it is open here, and was never without a reachable server since."""
         held = self._lanes.get((os.getpid(), lane))
         if held is not None and held.errors.was_cut_off(held.producer):
             del self._lanes[os.getpid(), lane]
@@ -121,28 +129,30 @@ class KafkaLanes:
         return held is not None
 
     def close(self) -> None:
-        """Throw all producers away. An open transaction is ended by the next one that opens its lane, or by its time-out."""
+        """Discard all producers. The next one of a lane ends the unfinished transaction, otherwise the timeout ends it."""
         self._lanes.clear()
 
     def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and a marker in one transaction; see `TransactionalSends.send_transaction`."""
-        held = self._lanes.pop((os.getpid(), lane), None)  # back only after a clean end
+        held = self._lanes.pop((os.getpid(), lane), None)  # put back only after a clean end
         if held is None:
             return [NOT_OPEN] * len(messages)
         try:
             if rejected := self._reject(held, messages):
                 self._lanes[os.getpid(), lane] = held
-                return undone(messages, rejected)
+                return aborted_results(messages, rejected)
             held.producer.begin_transaction()
             record = Outgoing("", held.marker_topic, marker.encode(), str(lane))
             to_lane = {held.marker_topic: lane}
-            *results, noted = produce(held.producer, [*messages, record], errors=held.errors, partitions=to_lane)
+            *results, marker_result = produce(held.producer, [*messages, record], errors=held.errors, partitions=to_lane)
         except (KafkaException, ProducerLost) as error:
-            return self._failed(lane, messages, describe(error))
+            return self._results_of_uncommitted(lane, messages, describe(error))
         if any(result.status is not SendStatus.ACCEPTED for result in results):
-            return self._rejected(lane, held, messages, results)
-        if noted.status is not SendStatus.ACCEPTED:
-            return self._failed(lane, messages, _explain(_failure(held.producer)) or noted.reason)
+            return self._results_of_rejected(lane, held, messages, results)
+        if marker_result.status is not SendStatus.ACCEPTED:
+            return self._results_of_uncommitted(
+                lane, messages, _explain(_transaction_error(held.producer)) or marker_result.reason
+            )
         began = time.monotonic()
         if problem := _commit(held.producer):
             return [SendResult(SendStatus.UNSURE, reason=f"Kafka did not confirm the transaction ({problem}).")] * len(messages)
@@ -152,9 +162,10 @@ class KafkaLanes:
         return results
 
     def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
+        """Return a producer with a lane's transactional id, which fences out earlier ones; see `open_transactional`."""
         transactional_id = f"outbox.{source.rpartition(':')[2]}.{lane}"
-        until, blocked = self._blocked.get(transactional_id, (0.0, None))
-        if blocked is not None and time.monotonic() < until:
+        retry_at, blocked = self._blocked.get(transactional_id, (0.0, None))
+        if blocked is not None and time.monotonic() < retry_at:
             raise blocked
         try:
             return open_transactional(self._options, self._name, transactional_id, **settings)
@@ -166,10 +177,10 @@ class KafkaLanes:
         """Return the results of messages that are too large for their topics."""
         rejected = {}
         for topic in {message.topic for message in messages} - set(lane.limits):
-            lane.limits[topic] = self._look_up(lane, topic)
+            lane.limits[topic] = self._max_record_bytes(lane, topic)
         for index, message in enumerate(messages):
             limit = lane.limits[message.topic]
-            if limit is None or len(message.body) + FOR_HEADERS + RECORD_OVERHEAD <= limit:  # without counting each header
+            if limit is None or len(message.body) + FOR_HEADERS + RECORD_OVERHEAD <= limit:  # quick, without counting each header
                 continue
             if record_size(message) + RECORD_OVERHEAD > limit:
                 rejected[index] = SendResult(
@@ -179,37 +190,39 @@ class KafkaLanes:
                 )
         return rejected
 
-    def _look_up(self, lane: _Lane, topic: str) -> int | None:
-        """Return the largest record that a topic takes, in bytes; None where it cannot be compared."""
+    def _max_record_bytes(self, lane: _Lane, topic: str) -> int | None:
+        """Return the size of the largest record that a topic takes, in bytes; None if sizes cannot be compared."""
         if self._options.compresses:
             return None
         metadata = lane.producer.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         if metadata.error is not None and not metadata.partitions:
-            return None  # the delivery report says why
+            return None  # the delivery reports will explain the error
         limit = read_settings(self._options, self._name, [topic])[topic].get("max.message.bytes")
         return int(limit) if limit is not None else None
 
-    def _rejected(self, lane: int, found: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]) -> list[SendResult]:
-        """Return the results of a transaction in which the delivery of some messages failed."""
+    def _results_of_rejected(
+        self, lane: int, held: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]
+    ) -> list[SendResult]:
+        """Return the results of a transaction in which the delivery of some messages failed, so that it is not committed."""
         too_large = [n for n, result in enumerate(results) if result.status is SendStatus.REFUSED]
-        if too_large and not found.is_one_by_one:  # Kafka refuses a batch of records as a whole
+        if too_large and not held.is_one_by_one:  # Kafka refuses a batch of records as a whole
             self._one_by_one.add(lane)
-            again = SendResult(SendStatus.UNAVAILABLE, reason=f"Sent again one by one: {results[too_large[0]].reason}")
+            again = SendResult(SendStatus.UNAVAILABLE, reason=f"It is sent again, one by one: {results[too_large[0]].reason}")
             return [again] * len(results)
         blamed = {
             n: result for n, result in enumerate(results) if result.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)
         }
-        cause = None if blamed else _failure(found.producer)
+        cause = None if blamed else _transaction_error(held.producer)
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            denied = self._denied({message.topic for message in messages})
+            denied = self._unwritable_topics({message.topic for message in messages})
             blamed = {n: send_result(cause, message.topic) for n, message in enumerate(messages) if message.topic in denied}
         if blamed:
-            return undone(results, blamed)
+            return aborted_results(results, blamed)
         reason = next(result.reason for result in results if result.status is not SendStatus.ACCEPTED)
-        return self._failed(lane, results, _explain(cause) or reason)
+        return self._results_of_uncommitted(lane, results, _explain(cause) or reason)
 
-    def _denied(self, topics: Collection[str]) -> set[str]:
-        """Return the topics that this user may not write to; the error of a transaction does not name them."""
+    def _unwritable_topics(self, topics: Collection[str]) -> set[str]:
+        """Return the topics that this user may not write to, since the error of a transaction does not name them."""
         try:
             descriptions = describe_topics(self._options, self._name, topics)
         except BrokerUnavailable:
@@ -217,26 +230,26 @@ class KafkaLanes:
         return {
             topic
             for topic, description in descriptions.items()
-            if isinstance(description, KafkaError) or not may(description, AclOperation.WRITE)
+            if isinstance(description, KafkaError) or not is_allowed(description, AclOperation.WRITE)
         }
 
-    def _failed(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:
+    def _results_of_uncommitted(self, lane: int, messages: Sequence[object], reason: str) -> list[SendResult]:
         """Return the results of a transaction that was not committed."""
         logger.warning("The transaction of lane %s was not committed: %s", lane, reason)
         return [SendResult(SendStatus.UNAVAILABLE, reason=f"The transaction was not committed: {reason}")] * len(messages)
 
 
-def undone(messages: Sequence[object], rejected: Mapping[int, SendResult]) -> list[SendResult]:
-    """Return the results of a transaction that was not committed, since some of its messages (by index) were rejected."""
+def aborted_results(messages: Sequence[object], rejected: Mapping[int, SendResult]) -> list[SendResult]:
+    """Return the results of a transaction that was not committed, because some of its messages (by index) were rejected."""
     return [rejected.get(index, OTHER_REJECTED) for index in range(len(messages))]
 
 
-def _failure(producer: Producer) -> KafkaError | None:
+def _transaction_error(producer: Producer) -> KafkaError | None:
     """
-    Return why the open transaction has failed, which reports do not say (`_PURGE_QUEUE`); None where it has not.
+    Return the error of the current transaction, which delivery reports do not name (`_PURGE_QUEUE`); None if it has not failed.
 
-    The client answers a wrong call with the error of a transaction that has failed. `commit_transaction` says it, too, but would
-    commit one that has not.
+    A second `begin_transaction` always fails, and if the transaction has failed, with its error. `commit_transaction` would raise
+    that error as well, but would commit a transaction that has not failed.
     """
     try:
         producer.begin_transaction()
@@ -251,7 +264,7 @@ def _explain(error: KafkaError | None) -> str:
 
 
 def _commit(producer: Producer) -> str:
-    """Commit the open transaction; return "" if that is confirmed, else why not: then only the marker tells."""
+    """Commit the current transaction. Return "" if Kafka confirms it, otherwise the error: then only the marker tells."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:

@@ -1,8 +1,8 @@
 """
-Which topics have a partition without a leader.
+Finds topics that have a partition without a leader.
 
-A transaction that has touched such a partition can neither be committed nor aborted until there is a leader again, and until then
-nobody can open its lane. So it is found out before a transaction begins.
+A transaction with a record in such a partition can neither be committed nor aborted until there is a leader again, and until then
+nobody can open its lane. So partitions are checked before a transaction begins.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from confluent_kafka.admin import AdminClient
 from outbox.brokers.kafka.client import ANSWER_SECONDS, client_settings
 from outbox.brokers.kafka.options import KafkaOptions
 
-KNOWN_SECONDS = 1.0  # after which a topic is asked about again
+KNOWN_SECONDS = 1.0  # an answer about a topic is used for this time
 NO_LEADER = "Partition {partition} of topic {topic!r} has no leader: the servers with its replicas are down. Its messages wait."
 
 
 class PartitionLeaders:
-    """The leaders of topics, as the cluster has answered a moment ago."""
+    """Knows which topics lack a leader, from answers of the cluster that are at most KNOWN_SECONDS old."""
 
     def __init__(self, options: KafkaOptions, name: str) -> None:
         self._options = options
         self._name = name
         self._admins: dict[int, AdminClient] = {}  # by process: a client does not work in a forked process
-        self._known: dict[str, tuple[float, str]] = {}  # topic -> until when, and why it is away
+        self._known: dict[str, tuple[float, str]] = {}  # topic -> when to ask again, and its problem or ""
 
     def find_away(self, topics: Collection[str]) -> dict[str, str]:
         """Return topics with a partition that has no leader, with the reason; none while the cluster does not answer."""
@@ -45,6 +45,6 @@ class PartitionLeaders:
                 self._admins[pid] = AdminClient(client_settings(self._options, self._name))
             metadata = self._admins[pid].list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         except KafkaException:
-            return ""  # the send will say why
+            return ""  # the send will fail, and report the error
         lost = min((number for number, partition in metadata.partitions.items() if partition.leader < 0), default=None)
         return "" if lost is None else NO_LEADER.format(partition=lost, topic=topic)

@@ -1,8 +1,8 @@
 """
 The marker topic of an outbox: compacted, with a partition for each lane.
 
-The last committed record of a partition is the marker of its lane. It is read after the lane was fenced, so that no transaction
-of the lane is open.
+The last committed record of a partition is the marker of its lane. A relay reads it after it has fenced the lane's earlier
+holders out, so that no transaction of the lane is unfinished.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from confluent_kafka.admin import AclOperation, NewTopic, TopicDescription
 from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.options import KafkaOptions
 from outbox.brokers.kafka.reading import StillOpen, read_end, read_records
-from outbox.brokers.kafka.topics import create_topic, find_topic, may, wait_for_leaders
+from outbox.brokers.kafka.topics import create_topic, find_topic, is_allowed, wait_for_leaders
 from outbox.errors import BrokerMisconfigured
 
-PARTITIONS = 32  # of a marker topic that the broker creates, or as many as a lane needs
-TAIL = 64  # records that are read first: transactions that were aborted take offsets, too
+PARTITIONS = 32  # the number of partitions of a new marker topic; more if the lane's number is higher
+TAIL = 64  # the number of offsets that are read first; several, because aborted transactions take offsets, too
 
 SETTINGS = {
     "cleanup.policy": "compact",
@@ -31,9 +31,9 @@ CREATE = (
 )
 STAYS_OPEN = (
     "A transaction in partition {partition} of marker topic {topic!r} stays open, though Kafka says that it has ended. Nothing "
-    "is sent in this lane, since the next transaction would decide about it."
+    "is sent in this lane, because the end of the next transaction would also commit or abort that one."
 )
-END_IT = "kafka-transactions.sh finds it (find-hanging) and ends it (abort); what it holds has to be published again."
+END_IT = "Find it (find-hanging) and end it (abort) with kafka-transactions.sh; then publish its messages again."
 ALLOW = "Allow this user Read and Write on the marker topic."
 
 
@@ -44,7 +44,7 @@ def marker_topic(source: str) -> str:
 
 def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> None:
     """
-    Create the marker topic where it is missing.
+    Create the marker topic if it is missing, and check that the lane can use it.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -59,39 +59,40 @@ def ensure_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> Non
             f"Marker topic {topic!r} has {count} partitions, and lane {lane} needs partition {lane}.",
             hint='Add partitions, or lower OUTBOX["RELAY"]["LANES"].',
         )
-    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not may(description, operation)]:
+    if missing := [operation for operation in (AclOperation.READ, AclOperation.WRITE) if not is_allowed(description, operation)]:
         names = " and ".join(operation.name.title() for operation in missing)
         raise BrokerMisconfigured(f"Kafka does not allow this user {names} on marker topic {topic!r}.", hint=ALLOW)
 
 
 def new_marker_topic(topic: str, lane: int) -> NewTopic:
-    """Return a marker topic as it is created, with a partition for this lane and all below."""
+    """Return the definition of a new marker topic, with partitions for this lane and all lower ones."""
     return NewTopic(topic, max(PARTITIONS, lane + 1), config=SETTINGS)
 
 
 def create_marker_topic(options: KafkaOptions, name: str, topic: str, lane: int) -> TopicDescription:
-    """Create a marker topic. Raises as `ensure_topic`."""
+    """Create a marker topic and return its description. Raises the same errors as `ensure_topic`."""
     create_topic(options, name, new_marker_topic(topic, lane), hint=CREATE.format(partitions=lane + 1))
     return wait_for_leaders(options, name, topic, [lane], hint=ALLOW)
 
 
 def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_fenced: bool = True) -> str | None:
     """
-    Return the marker of a lane; None where there is none.
+    Return the marker of a lane; None if there is none.
 
     Args:
-        is_fenced: the lane was fenced before, so no transaction of it is open. False: the writes of an open one are not read.
+        is_fenced: earlier holders were fenced out, so no transaction of the lane is unfinished. False: read only up to the
+            records of an unfinished transaction.
 
     Raises:
-        BrokerUnavailable: it cannot be read now. That is never the same as none.
-        BrokerMisconfigured: this user may not read it.
+        BrokerUnavailable: the marker cannot be read now, which does not mean that there is none.
+        BrokerMisconfigured: this user may not read the marker, or a transaction stays open.
     """
-    place = TopicPartition(topic, lane)
+    topic_partition = TopicPartition(topic, lane)
     try:
-        # A fenced lane is read with uncommitted records: another reader's end is before an open transaction.
-        end = read_end(options, name, place, committed=not is_fenced)
+        # In a fenced lane, the end counts uncommitted records, so that a transaction that stays open is noticed (StillOpen).
+        end = read_end(options, name, topic_partition, committed=not is_fenced)
         for start in (end - TAIL, 0):
-            if records := list(read_records(options, name, place, start, end)):
+            if records := list(read_records(options, name, topic_partition, start, end)):
                 return (records[-1].value() or b"").decode()
         return None
     except StillOpen as error:

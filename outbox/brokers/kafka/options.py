@@ -8,55 +8,55 @@ from typing import Any, Literal
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
 from outbox.findings import Finding, wrong_option
 
-MESSAGE_BYTES = 1_048_588  # the largest record of a topic, unless its max.message.bytes is set
+MESSAGE_BYTES = 1_048_588  # Kafka's default of max.message.bytes, the size of a topic's largest record
 
-FOR_HEADERS = 16 * 1024  # bytes that key and headers of a message take at most
+FOR_HEADERS = 16 * 1024  # bytes that are reserved for the key and the headers of a message
 
-# Settings of the client on which the protocol depends, or which have an option of their own.
+# Settings of the client that CLIENT may not have, because the protocol depends on them, or another option sets them.
 RESERVED = {
     "bootstrap.servers": 'Use OPTIONS["SERVERS"].',
     "acks": "All in-sync replicas confirm each message.",
     "enable.idempotence": "A message that the client repeats is stored once.",
     "transactional.id": "It is made of the outbox's id and the relay's lane.",
     "transaction.timeout.ms": "It must be shorter than the relay's lease.",
-    "message.timeout.ms": "It must be shorter than the transaction's time-out.",
-    "delivery.timeout.ms": "It must be shorter than the transaction's time-out.",
-    "retry.backoff.ms": "By it the client tells a commit that may have been sent twice.",
-    "isolation.level": "Markers are read from committed transactions only.",
-    "enable.auto.commit": "Offsets are committed after the database.",
-    "group.id": "It is that of the @consumer.",
-    "partition.assignment.strategy": "Members keep their partitions when others come: cooperative-sticky.",
+    "message.timeout.ms": "It must be shorter than the transaction's timeout.",
+    "delivery.timeout.ms": "It must be shorter than the transaction's timeout.",
+    "retry.backoff.ms": "A commit that takes nearly as long may have been sent twice, and closes its lane.",
+    "isolation.level": "Messages and markers are read from committed transactions only.",
+    "enable.auto.commit": "Offsets are committed after the handler's database transaction.",
+    "group.id": "It is the group of the @consumer.",
+    "partition.assignment.strategy": "It is cooperative-sticky, so that members keep their partitions when others join.",
     "auto.offset.reset": 'Use OPTIONS["START"].',
-    "max.poll.interval.ms": "A renewed delivery is held for any time.",
-    "error_cb": "The broker has one.",
-    "log_level": "Errors are in the results.",
+    "max.poll.interval.ms": "Deliveries are renewed in time for the broker's own interval, so a handler may run for any time.",
+    "error_cb": "The broker sets its own callback.",
+    "log_level": "The broker reports errors in its results.",
 }
 
 
 class KafkaOptions(BrokerOptions, frozen=True):
-    """Where the cluster is, and how the client is set up."""
+    """The addresses of the cluster, and settings of the client."""
 
-    servers: list[str]  # host:port of some brokers of the cluster, which name the others
+    servers: list[str]  # host:port of some servers of the cluster; they name the others
     # False: for clusters that forbid transactional ids. Messages are then published at least once.
     transactions: bool = True
-    # Where a consumer group that is new to a topic begins: with the first message that the topic has, or behind the last one.
+    # Where a consumer group that is new to a topic begins: at the first message in the topic, or after the last one.
     start: Literal["earliest", "latest"] = "earliest"
     # Further settings of librdkafka, such as "security.protocol", "sasl.username", "compression.type".
     client: dict[str, str | int | float | bool] = {}
 
     @property
     def body_bytes(self) -> int:
-        """The limit that `message.max.bytes` of CLIENT leaves to a body; a topic may take less."""
+        """The maximum size of a body with `message.max.bytes` of CLIENT. The limit of a topic may be lower."""
         return int(self.client.get("message.max.bytes", MESSAGE_BYTES)) - FOR_HEADERS
 
     @property
     def compresses(self) -> bool:
-        """Whether records are compressed, so that their size in a topic is not known before."""
+        """Whether records are compressed, so that their size in a topic is not known before they are sent."""
         return any(self.client.get(name, "none") != "none" for name in ("compression.type", "compression.codec"))
 
 
 def problems(raw: Mapping[str, Any]) -> list[Finding]:
-    """Return what is wrong with the options: names and types first, then values."""
+    """Return wrong names and types of options; if there are none, wrong values."""
     if findings := problems_with(KafkaOptions, raw):
         return findings
     options = read_options(KafkaOptions, raw)
@@ -66,7 +66,7 @@ def problems(raw: Mapping[str, Any]) -> list[Finding]:
         if (read_address(server) or (None, None))[1] is None
     ]
     if not options.servers:
-        findings.append(wrong_option('OPTIONS["SERVERS"] is empty.', 'Name one broker at least, like "kafka-1:9092".'))
+        findings.append(wrong_option('OPTIONS["SERVERS"] is empty.', 'Name at least one server, such as "kafka-1:9092".'))
     findings.extend(
         wrong_option(f'OPTIONS["CLIENT"] sets {name!r}, which the outbox sets itself.', why)
         for name, why in RESERVED.items()

@@ -19,31 +19,32 @@ if TYPE_CHECKING:
 
 READ_SECONDS = 10.0
 POLL_SECONDS = 0.05
-MOST_AT_ONCE = 500  # records
+MAX_RECORDS = 500  # per call of `consume`
 NO_LEADER = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"}
 
 
 class StillOpen(TimeoutError):
-    """Raised when a transaction before the end of a partition is open, so that readers of committed records wait."""
+    """Raised when read_committed consumers cannot read up to an offset, since a transaction before it is unfinished."""
 
 
-def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committed: bool = False) -> int:
+def read_end(options: KafkaOptions, name: str, topic_partition: TopicPartition, *, committed: bool = False) -> int:
     """
-    Return the offset after the last record of a partition; waits while it has no leader.
+    Return the offset after the last record of a partition. Waits up to READ_SECONDS for a leader.
 
     Args:
-        committed: the end for readers of committed records, which is before an open transaction.
+        committed: return the last stable offset instead, which is before an unfinished transaction.
 
     Raises:
-        KafkaException, TimeoutError: it cannot be read.
+        KafkaException, TimeoutError: the offset cannot be read.
     """
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     deadline = time.monotonic() + READ_SECONDS
     while True:
-        admin = AdminClient(client_settings(options, name))  # a new one: one that outlived a restart may answer with an error
-        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
+        # The client is not kept, since it may answer with an error after a server's restart.
+        admin = AdminClient(client_settings(options, name))
+        asked = admin.list_offsets({topic_partition: OffsetSpec.latest()}, isolation_level=level, request_timeout=READ_SECONDS)
         try:
-            return int(asked[place].result(2 * READ_SECONDS).offset)
+            return int(asked[topic_partition].result(2 * READ_SECONDS).offset)
         except (KafkaException, TimeoutError) as error:
             cause = error_of(error)
             if cause is None or cause.name() not in NO_LEADER or time.monotonic() > deadline:
@@ -51,25 +52,25 @@ def read_end(options: KafkaOptions, name: str, place: TopicPartition, *, committ
             time.sleep(0.05)
 
 
-def read_records(options: KafkaOptions, name: str, place: TopicPartition, start: int, end: int) -> Iterator[Message]:
+def read_records(options: KafkaOptions, name: str, topic_partition: TopicPartition, start: int, end: int) -> Iterator[Message]:
     """
-    Yield the committed records of a partition from an offset to another one.
+    Yield the committed records of a partition from `start` up to, but without, `end`.
 
     Raises:
-        KafkaException: they cannot be read to the end. That is never the same as none.
-        StillOpen: no error, and no record: a transaction before the end is open.
+        KafkaException: the records cannot be read up to the end, which does not mean that there are none.
+        StillOpen: there is neither an error nor a further record, so a transaction before the end is unfinished.
     """
-    # A new consumer: after a second `assign`, `position` may be that of the first.
+    # Each call has a new consumer, because after a second `assign`, `position` may return that of the first.
     with closing(Consumer(reader_settings(options, name))) as consumer:
-        low, _ = consumer.get_watermark_offsets(place, timeout=READ_SECONDS)
+        low, _ = consumer.get_watermark_offsets(topic_partition, timeout=READ_SECONDS)
         start = max(low, start)
         if start >= end:
             return
-        consumer.assign([TopicPartition(place.topic, place.partition, start)])
+        consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, start)])
         deadline = time.monotonic() + READ_SECONDS
         problem: KafkaError | None = None
-        while consumer.position([place])[0].offset < end:  # the ends of transactions move it without a message
-            for record in consumer.consume(MOST_AT_ONCE, 0) or [consumer.poll(POLL_SECONDS)]:
+        while consumer.position([topic_partition])[0].offset < end:  # transaction markers take offsets, too
+            for record in consumer.consume(MAX_RECORDS, 0) or [consumer.poll(POLL_SECONDS)]:
                 if record is None:
                     continue
                 if record.error() is not None:

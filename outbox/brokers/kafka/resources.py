@@ -14,27 +14,27 @@ from outbox.brokers.kafka.client import milliseconds
 from outbox.brokers.kafka.errors import MISCONFIGURED, describe
 from outbox.brokers.kafka.marker import create_marker_topic, marker_topic, new_marker_topic
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import create_topic, describe_topics, existing, read_settings, wait_for_leaders
+from outbox.brokers.kafka.topics import create_topic, describe_topics, existing_topics, read_settings, wait_for_leaders
 from outbox.message import TopicSpec, TopicType
 
 DESCRIBE = "Allow this user Describe on it."
 CREATE = "Allow this user Create on it, or create it with {settings}."
 KEYS_WOULD_MOVE = (
-    "With more partitions its keys move to others, and later messages of a key may be read before earlier ones. Set QUEUES to "
-    "{partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all of it, alter "
-    "it with kafka-topics.sh to have {wanted} partitions, and run outbox_pause --resume {topic}."
+    "With more partitions, its keys move to other ones, and later messages of a key may be read before earlier ones. Set QUEUES "
+    "to {partitions}; or run outbox_pause {topic}, wait until outbox_status shows that every group has read all its messages, "
+    "give it {wanted} partitions with kafka-topics.sh, and run outbox_pause --resume {topic}."
 )
-UNSEEN = "Its settings were not compared: Kafka does not tell this user. Allow it DescribeConfigs."
+UNSEEN = "Its settings were not compared, because Kafka does not show them to this user. Allow this user DescribeConfigs."
 
 
 class KafkaResource(msgspec.Struct, frozen=True):
     """
-    A topic that is needed.
+    A topic that the outbox needs.
 
     Args:
-        new: as it is created.
-        least: the partitions that it needs.
-        is_ordered: whether the partition of a key must stay the same.
+        new: the definition with which it is created.
+        least: the minimum number of partitions.
+        is_ordered: whether each key must stay in its partition.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class KafkaResources:
         self._name = name
 
     def find(self, topics: Collection[TopicSpec], *, sources: Iterable[str], lanes: int) -> list[ServerResource]:
-        """Return the topics that are needed, and what is there. Arguments and errors as for `ListsResources`."""
+        """Return the topics that are needed, compared with those of the cluster. Arguments and errors as in `ListsResources`."""
         return self._compare([*map(self._topic, topics), *(self._marker(source, lanes) for source in sources)])
 
     def _topic(self, topic: TopicSpec) -> KafkaResource:
@@ -71,22 +71,22 @@ class KafkaResources:
 
     def _compare(self, needed: Collection[KafkaResource]) -> list[ServerResource]:
         descriptions = describe_topics(self._options, self._name, [resource.new.topic for resource in needed])
-        settings = read_settings(self._options, self._name, list(existing(descriptions)))
+        settings = read_settings(self._options, self._name, list(existing_topics(descriptions)))
         return [
             _compared(resource, descriptions[resource.new.topic], settings.get(resource.new.topic, {})) for resource in needed
         ]
 
 
-def _compared(needed: KafkaResource, found: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:
+def _compared(needed: KafkaResource, description: TopicDescription | KafkaError, settings: Mapping[str, str]) -> ServerResource:
     resource = partial(ServerResource, needed.kind, needed.new.topic, _wanted(needed.new), needed.create)
-    if isinstance(found, KafkaError):
-        if found.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+    if isinstance(description, KafkaError):
+        if description.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return resource(is_there=False)
-        if found.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        if description.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return resource(is_there=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
-        trouble = f"Kafka could not look it up ({describe(found)}). {MISCONFIGURED.get(found.code(), '')}".rstrip()
+        trouble = f"Kafka could not look it up ({describe(description)}). {MISCONFIGURED.get(description.code(), '')}".rstrip()
         return resource(is_there=None, trouble=trouble)
-    partitions = len(found.partitions)
+    partitions = len(description.partitions)
     trouble = "" if settings else UNSEEN
     if needed.is_ordered and partitions < needed.least:
         trouble = KEYS_WOULD_MOVE.format(topic=needed.new.topic, partitions=partitions, wanted=needed.least)

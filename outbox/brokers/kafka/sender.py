@@ -1,4 +1,4 @@
-"""Open producers, and produce a batch of records with one: wait for all delivery reports."""
+"""Opens producers, and produces messages with them: `produce` waits for the delivery reports of all messages."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 ANY_PARTITION = -1
 POLL_SECONDS = 0.05
-INIT_SECONDS = 10.0  # an open transaction of the last holder is ended first
-# After the message time-out each record has a report; this is for the thread that brings it.
+INIT_SECONDS = 10.0  # includes the time in which Kafka ends an unfinished transaction of the lane's last holder
+# Each record has a delivery report after the message timeout. The additional second is for the client's thread to deliver it.
 FLUSH_SECONDS = MESSAGE_TIMEOUT.total_seconds() + 1
 
-# Errors that `produce` raises for one message, and after which it takes others.
+# Errors that `Producer.produce` raises for one message, after which it still takes others.
 TAKES_OTHERS = {*OF_TOPIC, *REFUSED}
 
 BLOCKED = (
-    "Kafka has not ended the last transaction of {id!r} within {seconds:g} s. It cannot while a partition of the transaction has "
-    "no leader."
+    "Kafka has not ended the last transaction of {id!r} within {seconds:g} s. It cannot end a transaction while one of its "
+    "partitions has no leader."
 )
 
 ACCEPTED = SendResult(SendStatus.ACCEPTED)
@@ -39,7 +39,7 @@ NO_REPORT = SendResult(SendStatus.UNSURE, reason=f"Kafka has not reported about 
 
 
 class ProducerLost(Exception):
-    """A producer that cannot be used any more: it failed fatally, or another one has its transactional id."""
+    """Raised when a producer cannot be used any more: it failed fatally, or another one has taken its transactional id."""
 
 
 def open_transactional(
@@ -49,26 +49,26 @@ def open_transactional(
     Return a producer that fences out every earlier one with its transactional id, and the errors of its connections.
 
     Args:
-        settings: of the client, beside or instead of ours.
+        settings: further settings of the client, which override those of `transactional_settings`.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
-        LaneBlocked: the last transaction of the id cannot end, since a partition of it has no leader.
+        LaneBlocked: the last transaction of the id cannot end, since one of its partitions has no leader.
         BrokerMisconfigured: this user may not use the transactional id, or the client takes no such settings.
     """
-    what = f"open the transactional id {transactional_id!r}"
+    action = f"open the transactional id {transactional_id!r}"
     errors = ConnectionErrors()
     try:
         producer = Producer({**transactional_settings(options, name, transactional_id, errors), **settings})
     except KafkaException as error:
-        raise call_error(error, what) from error
+        raise call_error(error, action) from error
     try:
         producer.init_transactions(INIT_SECONDS)
     except KafkaException as error:
         cause = error_of(error)
         if cause is not None and cause.code() == KafkaError.CONCURRENT_TRANSACTIONS:
             raise LaneBlocked(BLOCKED.format(id=transactional_id, seconds=INIT_SECONDS)) from error
-        raise call_error(error, what, errors.last(producer)) from error
+        raise call_error(error, action, errors.last(producer)) from error
     return producer, errors
 
 
@@ -83,11 +83,11 @@ def produce(
     Produce messages and return their results.
 
     Args:
-        errors: those of the producer's connections.
-        partitions: the partition for all messages of a topic; by default that of each message's key.
+        errors: the errors of the producer's connections.
+        partitions: topic -> the partition for all of its messages. By default the key of a message chooses its partition.
 
     Raises:
-        ProducerLost: the producer failed; what it has stored is unknown.
+        ProducerLost: the producer failed; it is unknown which messages are stored.
     """
     results: list[SendResult | None] = [None] * len(messages)
     deadline = time.monotonic() + FLUSH_SECONDS
@@ -98,16 +98,16 @@ def produce(
     try:
         for index, message in enumerate(messages):
             partition = partitions.get(message.topic, ANY_PARTITION)
-            # A report comes while the producer is polled, in this thread: none comes before this result is written.
+            # Reports arrive in this thread, while it polls the producer. So a report cannot be overwritten by this assignment.
             results[index] = _produce_one(producer, message, partial(report, index), deadline, partition)
         producer.flush(max(0.0, deadline - time.monotonic()))
-    except (KafkaException, SystemError) as error:  # SystemError: from a callback, after a fatal error
+    except (KafkaException, SystemError) as error:  # a callback raises SystemError after a fatal error
         raise ProducerLost(describe(error)) from error
     return [result or NO_REPORT for result in results]
 
 
 def _produce_one(producer: Producer, message: Outgoing, report: object, deadline: float, partition: int) -> SendResult | None:
-    """Hand a message to the producer, whose queue may be full for a while; return the result of one that it does not take."""
+    """Pass a message to the producer, and wait while its queue is full. Return a result only if it does not take the message."""
     while True:
         try:
             producer.produce(

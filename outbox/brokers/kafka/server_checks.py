@@ -13,16 +13,16 @@ from outbox.brokers.kafka.errors import call_error
 from outbox.brokers.kafka.marker import ALLOW, marker_topic
 from outbox.brokers.kafka.offset_notes import committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.topics import describe_topics, existing, may, read_settings
+from outbox.brokers.kafka.topics import describe_topics, existing_topics, is_allowed, read_settings
 from outbox.brokers.owners import NO_OWNER, GroupOwners, OwnedByAnother
 from outbox.errors import BrokerMisconfigured
 from outbox.findings import Finding, misconfigured, weak
 
-REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of a broker may lose what was confirmed
-STATE = "__transaction_state"  # where Kafka records which transactions are committed
-NAMED = 3  # topics that a text names
+REPLICAS, IN_SYNC = 3, 2  # with fewer, the failure of one server may lose confirmed messages
+STATE = "__transaction_state"  # the topic in which Kafka records the states of transactions
+NAMED = 3  # the maximum number of topics that a text names
 
-ONE_NODE = "The cluster has one node: what it has confirmed is lost with its disk, and nothing can be sent while it is down."
+ONE_NODE = "The cluster has one node: confirmed messages are lost with its disk, and nothing can be sent while it is down."
 ONE_NODE_HINT = "For production, use three nodes or more, replication factor 3 and min.insync.replicas=2."
 
 
@@ -34,44 +34,44 @@ class KafkaServerChecks:
         self._name = name
 
     def problems_of_topics(self, topics: Sequence[str]) -> list[Finding]:
-        """Return what is wrong with topics of messages. Raises BrokerUnavailable."""
+        """Return problems of topics of messages. Raises BrokerUnavailable."""
         nodes = self._count_nodes()
         described = describe_topics(self._options, self._name, topics)
-        there = existing(described)
+        existing = existing_topics(described)
         missing = {topic: description for topic, description in described.items() if isinstance(description, KafkaError)}
         problems = list(_problems_of_missing(missing))
-        if denied := [topic for topic, description in there.items() if not may(description, AclOperation.WRITE)]:
+        if denied := [topic for topic, description in existing.items() if not is_allowed(description, AclOperation.WRITE)]:
             text = f"This user may not write to {_named(denied, 'topic')}."
-            problems.append(misconfigured(text, "Allow it Write there. Messages wait meanwhile."))
+            problems.append(misconfigured(text, "Allow this user Write on them. Messages wait until then."))
         if nodes == 1:
             problems.append(weak(ONE_NODE, ONE_NODE_HINT))
-        return [*problems, *self._problems_of_durability(there, nodes)]
+        return [*problems, *self._problems_of_durability(existing, nodes)]
 
     def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: GroupOwners) -> list[Finding]:
         """
-        Return what is wrong with the topics and the owners of consumer groups. Raises BrokerUnavailable.
+        Return topics that consumer groups may not read, and groups that belong to another outbox. Raises BrokerUnavailable.
 
         Args:
-            topics: the groups of each topic.
-            owners: the outboxes with the inboxes of groups.
+            topics: topic -> its groups.
+            owners: the owners of groups, as this outbox knows them.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
-        there = existing(describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs})))
+        existing = existing_topics(describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs})))
         problems: list[Finding] = []
-        if unread := [topic for topic, description in there.items() if not may(description, AclOperation.READ)]:
-            problems.append(misconfigured(f"This user may not read {_named(unread, 'topic')}.", "Allow it Read there."))
-        return [*problems, *self._problems_of_owners(pairs, there, owners)]
+        if unread := [topic for topic, description in existing.items() if not is_allowed(description, AclOperation.READ)]:
+            problems.append(misconfigured(f"This user may not read {_named(unread, 'topic')}.", "Allow this user Read on them."))
+        return [*problems, *self._problems_of_owners(pairs, existing, owners)]
 
     def _problems_of_owners(
-        self, pairs: Sequence[tuple[str, str]], there: Mapping[str, TopicDescription], owners: GroupOwners
+        self, pairs: Sequence[tuple[str, str]], existing: Mapping[str, TopicDescription], owners: GroupOwners
     ) -> Iterator[Finding]:
         for topic, group in pairs:
             ours = owners.get(group)
-            if ours is not NO_OWNER and topic in there:
-                places = [TopicPartition(topic, number) for number in range(len(there[topic].partitions))]
+            if ours is not NO_OWNER and topic in existing:
+                topic_partitions = [TopicPartition(topic, number) for number in range(len(existing[topic].partitions))]
                 with closing(Consumer(member_settings(self._options, self._name, group))) as consumer:
                     try:
-                        require_owner(group, committed_notes(consumer, places), ours)
+                        require_owner(group, committed_notes(consumer, topic_partitions), ours)
                     except OwnedByAnother as error:
                         yield misconfigured(*error.args)
                     except BrokerMisconfigured as error:
@@ -79,16 +79,16 @@ class KafkaServerChecks:
 
     def problems_of_lanes(self, source: str, lanes: int) -> list[Finding]:
         """
-        Return what is wrong with the transactions of an outbox. Raises BrokerUnavailable.
+        Return problems that the transactions of an outbox may have. Raises BrokerUnavailable.
 
         Args:
-            source: its stable id.
+            source: the stable id of the outbox.
             lanes: the highest number of a lane.
         """
         topic = marker_topic(source)
         nodes = self._count_nodes()
         described = describe_topics(self._options, self._name, [topic, STATE])
-        there = existing(described)
+        existing = existing_topics(described)
         problems: list[Finding] = []
         marker = described[topic]
         if isinstance(marker, KafkaError):
@@ -96,7 +96,7 @@ class KafkaServerChecks:
                 problems.append(misconfigured(f"This user may not see the marker topic {topic!r}.", ALLOW))
         else:
             problems += _problems_of_marker(topic, marker, lanes)
-        return [*problems, *self._problems_of_durability(there, nodes), *self._problems_of_cleanup(there, topic)]
+        return [*problems, *self._problems_of_durability(existing, nodes), *self._problems_of_cleanup(existing, topic)]
 
     def _count_nodes(self) -> int:
         errors = ConnectionErrors()
@@ -104,10 +104,10 @@ class KafkaServerChecks:
         try:
             return len(admin.describe_cluster(request_timeout=ANSWER_SECONDS).result(2 * ANSWER_SECONDS).nodes)
         except (KafkaException, TimeoutError) as error:
-            raise call_error(error, "say which nodes it has", errors.last(admin)) from error
+            raise call_error(error, "list its nodes", errors.last(admin)) from error
 
     def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Finding]:
-        """Yield topics that lose what was confirmed when a node fails, or that take nothing."""
+        """Yield topics that may lose confirmed messages when a node fails, or that cannot be written to."""
         settings = read_settings(self._options, self._name, list(topics))
         replicas = {
             topic: min(len(partition.replicas) for partition in description.partitions) for topic, description in topics.items()
@@ -137,14 +137,14 @@ class KafkaServerChecks:
         if unknown := [topic for topic, values in settings.items() if not values and topic != STATE]:
             yield weak(
                 f"The settings of {_named(unknown, 'topic')} were not checked: this user may not see them.",
-                "Allow it DescribeConfigs on them.",
+                "Allow this user DescribeConfigs on them.",
             )
 
     def _problems_of_cleanup(self, topics: Mapping[str, TopicDescription], marker: str) -> Iterator[Finding]:
         policy = read_settings(self._options, self._name, [marker])[marker].get("cleanup.policy", "") if marker in topics else ""
         if policy not in ("", "compact"):
             yield misconfigured(
-                f"Marker topic {marker!r} has cleanup.policy={policy}: Kafka deletes markers, which decide what was sent.",
+                f"Marker topic {marker!r} has cleanup.policy={policy}, so Kafka deletes markers, which prove what was committed.",
                 "Set cleanup.policy=compact.",
             )
 
@@ -153,7 +153,7 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
     hidden = [topic for topic, error in topics.items() if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED]
     if missing := [topic for topic in topics if topic not in hidden]:
         yield misconfigured(
-            f"Kafka has no {_named(missing, 'topic')}.", "Run manage.py outbox_topics --create. Their messages wait."
+            f"Kafka has no {_named(missing, 'topic')}.", "Run manage.py outbox_topics --create. Messages wait until then."
         )
     if hidden:
         yield misconfigured(
@@ -161,18 +161,19 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
         )
 
 
-def _problems_of_marker(topic: str, found: TopicDescription, lanes: int) -> Iterator[Finding]:
-    count = len(found.partitions)
+def _problems_of_marker(topic: str, description: TopicDescription, lanes: int) -> Iterator[Finding]:
+    count = len(description.partitions)
     if count <= lanes:
         yield misconfigured(
             f"Marker topic {topic!r} has {count} partitions, so no relay can use lanes {count} to {lanes}.",
             f'Give it {lanes + 1} partitions or more, or lower OUTBOX["RELAY"]["LANES"].',
         )
-    if not (may(found, AclOperation.READ) and may(found, AclOperation.WRITE)):
+    if not (is_allowed(description, AclOperation.READ) and is_allowed(description, AclOperation.WRITE)):
         yield misconfigured(f"This user may not read and write marker topic {topic!r}: no relay can open a lane.", ALLOW)
 
 
-def _named(topics: Sequence[str], what: str = "Topic") -> str:
+def _named(topics: Sequence[str], noun: str = "Topic") -> str:
+    """Return a noun with the names of some topics."""
     names = ", ".join(repr(topic) for topic in sorted(topics)[:NAMED])
     more = len(topics) - NAMED
-    return f"{what if len(topics) == 1 else what + 's'} {names}{f' and {more} more' if more > 0 else ''}"
+    return f"{noun if len(topics) == 1 else noun + 's'} {names}{f' and {more} more' if more > 0 else ''}"

@@ -1,4 +1,4 @@
-"""Topics of the cluster: their partitions and settings, what this user may do with them, and those that are created here."""
+"""Describes topics of the cluster (partitions, settings, and permissions of this user), and creates topics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATE_SECONDS = 10.0
 
 def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -> dict[str, TopicDescription | KafkaError]:
     """
-    Return descriptions of topics; the error of a topic that is missing, or that this user may not see.
+    Return the descriptions of topics; instead of one, the error of a topic that is missing, or that this user may not see.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -42,22 +42,22 @@ def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -
     return descriptions
 
 
-def existing(descriptions: Mapping[str, TopicDescription | KafkaError]) -> dict[str, TopicDescription]:
-    """Return the descriptions of those topics that are there, and that this user may see."""
+def existing_topics(descriptions: Mapping[str, TopicDescription | KafkaError]) -> dict[str, TopicDescription]:
+    """Return the descriptions of topics that exist and that this user may see."""
     return {topic: description for topic, description in descriptions.items() if not isinstance(description, KafkaError)}
 
 
-def may(topic: TopicDescription, operation: AclOperation) -> bool:
-    """Return whether this user may do something with a topic. True where the cluster does not tell."""
+def is_allowed(topic: TopicDescription, operation: AclOperation) -> bool:
+    """Return whether this user has a permission on a topic. True if the cluster does not report permissions."""
     return not topic.authorized_operations or operation in topic.authorized_operations
 
 
 def find_topic(options: KafkaOptions, name: str, topic: str, *, hint: str) -> TopicDescription | None:
     """
-    Return the description of a topic; None where there is no such topic.
+    Return the description of a topic; None if there is no such topic.
 
     Args:
-        hint: what to do where a permission is missing.
+        hint: the remedy if a permission is missing.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
@@ -73,14 +73,14 @@ def find_topic(options: KafkaOptions, name: str, topic: str, *, hint: str) -> To
 
 def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) -> None:
     """
-    Create a topic, unless somebody else just has.
+    Create a topic, unless it exists.
 
     Args:
-        hint: what to do where it may not be created here, or for a reason that is not in the table of errors.
+        hint: the remedy if this user may not create it, or if the error is not in MISCONFIGURED.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.
-        BrokerMisconfigured: it did not create the topic.
+        BrokerMisconfigured: the cluster did not create the topic.
     """
     errors = ConnectionErrors()
     admin = AdminClient(client_settings(options, name, errors))
@@ -98,11 +98,11 @@ def create_topic(options: KafkaOptions, name: str, new: NewTopic, *, hint: str) 
 
 def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: Collection[int], *, hint: str) -> TopicDescription:
     """
-    Wait until those of some partitions that a new topic has have leaders; return its description.
+    Wait until partitions of a new topic have leaders, and return its description. Numbers that the topic lacks are ignored.
 
     Raises:
-        BrokerUnavailable: the cluster does not answer, or one has no leader for long.
-        BrokerMisconfigured: as `find_topic`.
+        BrokerUnavailable: the cluster does not answer, or a partition has no leader after CREATE_SECONDS.
+        BrokerMisconfigured: this user may not see the topic.
     """
     deadline = time.monotonic() + CREATE_SECONDS
     while True:
@@ -112,12 +112,12 @@ def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: C
             if all(leader is not None and leader.id >= 0 for leader in leaders):
                 return description
         if time.monotonic() > deadline:
-            raise BrokerUnavailable(f"Topic {topic!r} was created, and has no leader after {CREATE_SECONDS:g} s.")
+            raise BrokerUnavailable(f"Topic {topic!r} was created, but has no leader after {CREATE_SECONDS:g} s.")
         time.sleep(0.05)
 
 
 def read_settings(options: KafkaOptions, name: str, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:
-    """Return the settings of topics; empty ones where this user may not see them, or the cluster does not tell."""
+    """Return the settings of topics; an empty mapping if this user may not see them, or the cluster does not report them."""
     if not topics:
         return {}
     admin = AdminClient(client_settings(options, name))

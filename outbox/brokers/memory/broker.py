@@ -1,4 +1,4 @@
-"""The memory broker's implementation of the contract."""
+"""The memory broker. Requests "arrive" at its store at once, unless a test has planned a fault (`controls.py`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from outbox.brokers.base import (
 from outbox.brokers.capabilities import GivesUp, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver
 from outbox.brokers.memory.controls import Controls, check_back_of
-from outbox.brokers.memory.faults import Fault, FaultKind, Item, take
+from outbox.brokers.memory.faults import Fault, FaultKind, Item, take_fault
 from outbox.brokers.memory.options import MemoryOptions
 from outbox.brokers.memory.store import HalfRecord, MemoryGroup, store
 from outbox.brokers.options import problems_with, read_options
@@ -37,7 +37,7 @@ from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.findings import Finding
 from outbox.message import Half, Resolution
 
-POLL_SECONDS = 0.02  # because a test's clock moves without a notification
+POLL_SECONDS = 0.02  # `receive` polls, because nothing notifies it when a test moves its clock
 
 
 def _now() -> datetime:
@@ -64,7 +64,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         self.commit_window = self._settings.commit_window if self.end_semantics is EndSemantics.STATELESS else None
         if not self._settings.transactions:
             self.lacks = (*self.lacks, TransactionalSends)
-        self._open_lanes: dict[int, tuple[str, int]] = {}  # with the source for which, and the epoch in which, each was opened
+        # Number -> the source for which, and the epoch in which, the lane was opened.
+        self._open_lanes: dict[int, tuple[str, int]] = {}
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
@@ -72,7 +73,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
-        """Return no time of redeliveries: `may_deliver_again` knows every message."""
+        """Return the limits. `redelivery` is zero, because `may_deliver_again` names all messages that may be delivered again."""
         return replace(super().limits(options, topic), redelivery=timedelta())
 
     def send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -97,7 +98,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         with self._store.changed:
-            planned = [take(self._store.faults, "look_up_halves", half) for half in halves]
+            planned = [take_fault(self._store.faults, "look_up_halves", half) for half in halves]
             return [
                 (fault and fault.status) or lookup.look_up_half(self._store, half, self.end_semantics)
                 for half, fault in zip(halves, planned, strict=True)
@@ -118,9 +119,9 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             return self._store.markers.get((source, lane))
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
-        """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
+        """Make messages visible and set the lane's marker in one step. A planned fault of one message fails all of them."""
         if lane not in self._open_lanes:
-            return _unavailable(messages, f"Lane {lane} is not open here. Open it first.")
+            return _unavailable(messages, f"This broker client has not opened lane {lane}. Open it first.")
         source, epoch = self._open_lanes.pop(lane)
         with self._store.changed:
             results = self._send_transaction((source, lane), epoch, messages, marker)
@@ -131,10 +132,10 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     def _send_transaction(self, lane: tuple[str, int], epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         def arrive() -> list[SendResult]:
             if self._store.lane_epochs[lane] != epoch:
-                return _unavailable(messages, "Its lane was taken over. Open it again.")
+                return _unavailable(messages, "Another broker client has taken the lane over. Open it again.")
             rejections = [self._validate(message, is_half=False) for message in messages]
             if any(rejections):
-                others = _unavailable(messages, "Another message of its transaction was rejected. It is sent again.")
+                others = _unavailable(messages, "Another message of its transaction was rejected. This one is sent again.")
                 return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
             for message in messages:
                 self._store.show(message, self._now())
@@ -142,7 +143,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             return [SendResult(SendStatus.ACCEPTED)] * len(messages)
 
         for message in messages:
-            if (fault := take(self._store.faults, "send_transaction", message)) and fault.result:
+            if (fault := take_fault(self._store.faults, "send_transaction", message)) and fault.result:
                 self._apply(fault, arrive)
                 return [fault.result] * len(messages)
         return arrive()
@@ -165,14 +166,14 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         deadline = time.monotonic() + wait.total_seconds()
         with self._store.changed:
             while True:
-                deliveries = self._take(group, topics, limit, invisible_for)
-                left = deadline - time.monotonic()
-                if deliveries or left <= 0 or self._is_closed:
+                deliveries = self._take_messages(group, topics, limit, invisible_for)
+                remaining = deadline - time.monotonic()
+                if deliveries or remaining <= 0 or self._is_closed:
                     return deliveries
-                self._store.changed.wait(min(left, POLL_SECONDS))
+                self._store.changed.wait(min(remaining, POLL_SECONDS))
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries longer, under new receipts, and wake waiting consumers: the time may be none."""
+        """Hold deliveries longer, with new receipts. Wake waiting consumers, since a time of zero releases the deliveries."""
         with self._store.changed:
             self._store.changed.notify_all()
             return [receiver.renew(self._store, delivery, self._now() + invisible_for) for delivery in deliveries]
@@ -182,20 +183,27 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             return [receiver.finish(self._store, delivery) for delivery in deliveries]
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
-        """Receive messages that a test gave up; each comes again until it is acknowledged."""
+        """Receive messages that a test gave up. Each is returned by every call until it is acknowledged."""
         with self._store.changed:
-            known = self._store.groups.get(group, MemoryGroup())
-            return [receiver.deliver(group, place, self._now()) for place in receiver.given_up(known, topics)[:limit]]
+            known_group = self._store.groups.get(group, MemoryGroup())
+            return [
+                receiver.deliver(group, entry, self._now()) for entry in receiver.given_up_entries(known_group, topics)[:limit]
+            ]
 
     def backlog(self, group: str) -> Backlog:
         with self._store.changed:
-            known = self._store.groups.get(group, MemoryGroup())
-            waiting = {topic: receiver.count_waiting(self._store, known, topic, self._now()) for topic in known.next_number}
-            return Backlog(waiting, Counter(place.copy.message.topic for place in receiver.given_up(known, known.unfinished)))
+            known_group = self._store.groups.get(group, MemoryGroup())
+            waiting = {
+                topic: receiver.count_waiting(self._store, known_group, topic, self._now()) for topic in known_group.next_number
+            }
+            return Backlog(
+                waiting,
+                Counter(entry.copy.message.topic for entry in receiver.given_up_entries(known_group, known_group.unfinished)),
+            )
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
         with self._store.changed:
-            return receiver.open_ids(self._store, group).intersection(message_ids)
+            return receiver.unfinished_ids(self._store, group).intersection(message_ids)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         with self._store.changed:
@@ -211,7 +219,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             self._store.changed.notify_all()
 
     def _with_fault(self, call: str, message: Item, arrive: Callable[[], SendResult]) -> SendResult:
-        fault = take(self._store.faults, call, message)
+        """Return the result of the request `arrive` for a message, under the planned fault if there is one."""
+        fault = take_fault(self._store.faults, call, message)
         if fault is None:
             return arrive()
         answer = self._apply(fault, arrive)
@@ -240,8 +249,8 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             return rejection
         now = self._now()
         half_id = message.half_id or self.new_half_id(message.message_id)
-        known = self._store.halves.get(half_id)  # a repeated request keeps its place
-        place = known.place if known else len(self._store.halves)
+        known_half = self._store.halves.get(half_id)  # a repeated request keeps its place
+        place = known_half.place if known_half else len(self._store.halves)
         self._store.halves[half_id] = HalfRecord(half_id, place, message, now, now + self._settings.check_after)
         return SendResult(SendStatus.ACCEPTED, half_id=half_id, place=str(place))
 
@@ -260,14 +269,14 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
                 half.due_at = now + self._settings.check_interval
             return [check_back_of(half) for half in due]
 
-    def _take(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
-        known = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
+    def _take_messages(self, group: str, topics: Collection[str], limit: int, invisible_for: timedelta) -> list[Delivery]:
+        known_group = receiver.join(self._store, group, topics, at_end=self._settings.start == "latest")
         deliveries: list[Delivery] = []
         for topic in topics:
-            receiver.read_new(self._store, known, topic)
-            left = limit - len(deliveries)
-            due = receiver.take(
-                known, group, known_topic(self.topics, topic), now=self._now(), limit=left, invisible_for=invisible_for
+            receiver.read_new(self._store, known_group, topic)
+            remaining = limit - len(deliveries)
+            due = receiver.take_due(
+                known_group, group, known_topic(self.topics, topic), now=self._now(), limit=remaining, invisible_for=invisible_for
             )
             deliveries.extend(due)
         return deliveries

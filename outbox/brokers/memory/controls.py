@@ -1,4 +1,4 @@
-"""Methods of the memory broker for tests: planned faults, time, and inspection."""
+"""Methods of the memory broker for tests: they plan faults, move the time, and inspect the store."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from outbox.message import Half
 
 LOOK_UP = "look_up_halves"
 CALLS = ("send", "send_halves", "end", "send_transaction", LOOK_UP)
-TWICE = ("send", "send_halves", "end")  # not `send_transaction`: a repeated transaction is recognized
+REPEATABLE_CALLS = ("send", "send_halves", "end")  # not `send_transaction`, since a repeated transaction is recognized
 
 
-def _all(message: Item) -> bool:
+def _every_message(message: Item) -> bool:
     return True
 
 
 class Controls:
-    """Planned faults and counts, over the store of a broker."""
+    """Methods for tests, over the store of a broker."""
 
     _store: Store
     _now: Callable[[], datetime]
@@ -32,13 +32,13 @@ class Controls:
         verdict: SendStatus | HalfStatus | str,
         *,
         times: int | None = 1,
-        where: Where = _all,
+        where: Where = _every_message,
         stored: bool = False,
         late: bool = False,
         reason: str = "",
     ) -> None:
         """
-        Plan a fault: messages (or half messages) of a call get this result.
+        Plan a fault: the next messages (or half messages) of a call get this result.
 
         Args:
             call: send, send_halves, end, send_transaction (which fails as a whole) or look_up_halves.
@@ -47,8 +47,8 @@ class Controls:
             times: how many messages (not calls) fail; None: all, until `heal()`.
             where: a function that returns True for messages that fail; by default all.
             reason: the reason in the result.
-            stored: the request arrives anyway, and only the answer is lost.
-            late: the request arrives when `deliver_late()` is called.
+            stored: whether the request arrives anyway, and only the answer is lost.
+            late: whether the request arrives when `deliver_late()` is called.
         """
         if call not in CALLS:
             raise ValueError(f"{call!r} cannot fail. Choices are: {', '.join(CALLS)}.")
@@ -61,10 +61,10 @@ class Controls:
         result = SendResult(SendStatus(verdict), reason=reason or f"{verdict} on demand")
         self._store.faults.append(Fault(call, result, kind, where, times))
 
-    def duplicate(self, call: str, *, times: int | None = 1, where: Where = _all) -> None:
+    def duplicate(self, call: str, *, times: int | None = 1, where: Where = _every_message) -> None:
         """Deliver a request of `send`, `send_halves` or `end` twice."""
-        if call not in TWICE:
-            raise ValueError(f"{call!r} cannot arrive twice. Choices are: {', '.join(TWICE)}.")
+        if call not in REPEATABLE_CALLS:
+            raise ValueError(f"{call!r} cannot arrive twice. Choices are: {', '.join(REPEATABLE_CALLS)}.")
         self._store.faults.append(Fault(call, None, FaultKind.TWICE, where, times))
 
     def heal(self) -> None:
@@ -80,11 +80,11 @@ class Controls:
             return len(in_flight)
 
     def undecided(self) -> list[Half]:
-        """Return the half messages that were not ended, as in check-backs about them."""
+        """Return the half messages that were neither committed nor rolled back, as in check-backs about them."""
         with self._store.changed:
             return [check_back_of(half) for half in self._store.halves.values() if half.ended is None]
 
-    def discard_halves(self, where: Where = _all) -> int:
+    def discard_halves(self, where: Where = _every_message) -> int:
         """Discard undecided half messages, as a broker does after its last check; return their number."""
         with self._store.changed:
             chosen = [half for half in self._store.halves.values() if half.ended is None and where(half.message)]
@@ -98,25 +98,25 @@ class Controls:
             self._store.show(message, self._now())
 
     def age(self, by: timedelta) -> None:
-        """Advance the time of everything that the broker stores, by moving its times back."""
+        """Make everything that the broker stores older, by moving all stored times back."""
         with self._store.changed:
             for half in self._store.halves.values():
                 half.born_at, half.due_at = half.born_at - by, half.due_at - by
             for copy in (copy for topic in self._store.copies.values() for copy in topic):
                 copy.stored_at, copy.visible_at = copy.stored_at - by, copy.visible_at - by
             for group in self._store.groups.values():
-                for place in (place for topic in group.unfinished.values() for place in topic.values()):
-                    place.due_at -= by
+                for entry in (entry for topic in group.unfinished.values() for entry in topic.values()):
+                    entry.due_at -= by
             self._store.changed.notify_all()
 
     def give_up(self, group: str, message: Outgoing, reason: str) -> None:
-        """Take a message out of what a group is delivered, as a server does after too many deliveries."""
+        """Give a message up for a group, as a server does after too many deliveries: only `receive_given_up` returns it."""
         with self._store.changed:
-            known = receiver.join(self._store, group, [message.topic], at_end=False)
-            receiver.read_new(self._store, known, message.topic)
-            for place in known.unfinished[message.topic].values():
-                if place.copy.message.message_id == message.message_id:
-                    place.given_up, place.receipt = reason, ""
+            known_group = receiver.join(self._store, group, [message.topic], at_end=False)
+            receiver.read_new(self._store, known_group, message.topic)
+            for entry in known_group.unfinished[message.topic].values():
+                if entry.copy.message.message_id == message.message_id:
+                    entry.given_up, entry.receipt = reason, ""
 
     def copies(self, message_id: str) -> int:
         """Return the number of visible copies of a message; 1 means exactly once."""

@@ -1,4 +1,4 @@
-"""Planned faults: which call on which messages fails, how, and how often."""
+"""Faults that a test plans for calls of the memory broker: which messages fail, how, and how often."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ Where = Callable[[Item], bool]
 
 
 class FaultKind(enum.StrEnum):
-    """What happens to the request, apart from the result that the caller gets."""
+    """The effect of a fault on the request. The result that the caller gets is separate (`Fault.result`)."""
 
     LOST = "lost"  # it never arrives
     STORED = "stored"  # it arrives, but the answer is lost
-    LATE = "late"  # it arrives at MemoryBroker.deliver_late()
+    LATE = "late"  # it arrives when MemoryBroker.deliver_late() is called
     TWICE = "twice"  # it arrives twice, so a half message is stored twice; the caller gets the first answer
 
 
 class Fault(msgspec.Struct):
-    """A planned fault. `times`: for how many messages; None: for all until `heal()`."""
+    """
+    A planned fault.
+
+    Args:
+        times: the number of messages that it applies to; None: all, until `heal()`.
+    """
 
     call: str
     result: SendResult | None  # None: the caller gets the true result
@@ -33,8 +38,8 @@ class Fault(msgspec.Struct):
     status: HalfStatus | None = None  # the result of a look-up
 
 
-def take(planned: list[Fault], call: str, message: Item) -> Fault | None:
-    """Return the first planned fault for this message, and count it down."""
+def take_fault(planned: list[Fault], call: str, message: Item) -> Fault | None:
+    """Return the first planned fault for this message, and reduce its remaining times."""
     for fault in planned:
         if fault.call == call and fault.where(message):
             if fault.times is not None:

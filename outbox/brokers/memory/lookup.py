@@ -26,7 +26,7 @@ def find(store: Store, message_id: str, now: datetime) -> list[StoredCopy]:
 
 
 def look_up_half(store: Store, ref: HalfRef, semantics: EndSemantics) -> HalfStatus:
-    """Return the status of a half message. Nothing is ever pruned here, so a message that is not found was never visible."""
+    """Return the status of a half message. The store is never pruned, so a message that is not found was never visible."""
     if any(_is_of(copy, ref) for copy in store.copies.get(ref.topic, ())):
         return HalfStatus.VISIBLE
     half = store.half_of(ref)

@@ -19,7 +19,7 @@ class MemoryOptions(BrokerOptions, frozen=True):
 
     name: str = ""  # empty: messages are not shared
     end: EndSemantics = EndSemantics.IDEMPOTENT  # the effect of a second end of a half message
-    commit_window: timedelta | None = None  # like HalfMessages.commit_window; only where END is not idempotent
+    commit_window: timedelta | None = None  # as HalfMessages.commit_window; only if END is not idempotent
     start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
     clock: Callable[[], datetime] | None = None  # by default the system's clock
     check_after: timedelta = timedelta(seconds=6)  # age of a half message at its first check-back

@@ -1,4 +1,4 @@
-"""Reading by consumer groups: a group's offset in each topic, and its deliveries until they are finished."""
+"""Reads of consumer groups: a group has an offset in each topic, and an entry for each copy that it has not acknowledged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outbox.message import TopicSpec, TopicType
 
 
 def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> MemoryGroup:
-    """Return a group; it begins to read a topic at the first message, or `at_end` after the last one."""
+    """Return a group. It begins to read new topics at the first message, or with `at_end` after the last one."""
     group = store.groups.setdefault(name, MemoryGroup())
     for topic in topics:
         group.next_number.setdefault(topic, len(store.copies.get(topic, ())) if at_end else 0)
@@ -22,104 +22,104 @@ def join(store: Store, name: str, topics: Collection[str], *, at_end: bool) -> M
 
 
 def read_new(store: Store, group: MemoryGroup, topic: str) -> None:
-    """Read the copies that a group has not read yet."""
-    places = group.unfinished.setdefault(topic, {})
+    """Add entries for the copies that a group has not read yet."""
+    entries = group.unfinished.setdefault(topic, {})
     copies = store.copies.get(topic, [])
     for copy in copies[group.next_number[topic] :]:
-        places[copy.number] = UnfinishedCopy(copy, copy.visible_at)
+        entries[copy.number] = UnfinishedCopy(copy, copy.visible_at)
     group.next_number[topic] = len(copies)
 
 
-def take(
+def take_due(
     group: MemoryGroup, name: str, spec: TopicSpec, *, now: datetime, limit: int, invisible_for: timedelta
 ) -> Iterator[Delivery]:
     """
     Yield deliveries that are due, in storage order.
 
-    On a fifo topic a message waits for earlier ones of its key, except those that are yielded before it.
+    On a fifo topic, a message waits until earlier ones of its key are acknowledged, unless they are yielded before it.
     """
     waiting_keys = set()
-    due = [place for place in group.unfinished[spec.name].values() if not place.given_up]
-    for place in due:
+    due = [entry for entry in group.unfinished[spec.name].values() if not entry.given_up]
+    for entry in due:
         if limit == 0:
             return
-        key = place.copy.message.key
-        if place.due_at > now:
+        key = entry.copy.message.key
+        if entry.due_at > now:
             waiting_keys.add(key)
         elif spec.type is not TopicType.FIFO or key not in waiting_keys:
             limit -= 1
-            yield deliver(name, place, now + invisible_for)
+            yield deliver(name, entry, now + invisible_for)
 
 
-def given_up(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
-    """Return what was given up in some topics."""
-    return [place for topic in topics for place in group.unfinished.get(topic, {}).values() if place.given_up]
+def given_up_entries(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
+    """Return the entries of messages that were given up in some topics."""
+    return [entry for topic in topics for entry in group.unfinished.get(topic, {}).values() if entry.given_up]
 
 
-def deliver(group: str, place: UnfinishedCopy, until: datetime) -> Delivery:
-    """Return a delivery, which is held until that time."""
-    message = place.copy.message
-    place.delivery_count += 1
-    place.due_at = until
-    place.receipt = _new_receipt(place)
+def deliver(group: str, entry: UnfinishedCopy, until: datetime) -> Delivery:
+    """Return a new delivery of an entry, which is held until that time."""
+    message = entry.copy.message
+    entry.delivery_count += 1
+    entry.due_at = until
+    entry.receipt = _new_receipt(entry)
     return Delivery(
         group=group,
         topic=message.topic,
         message_id=message.message_id,
         body=message.body,
-        receipt=place.receipt,
+        receipt=entry.receipt,
         key=message.key,
         tag=message.tag,
         headers=dict(message.headers),
-        delivery_count=place.delivery_count,
-        stored_at=place.copy.stored_at,
-        pos=place.copy.number,
-        given_up=place.given_up,
+        delivery_count=entry.delivery_count,
+        stored_at=entry.copy.stored_at,
+        pos=entry.copy.number,
+        given_up=entry.given_up,
     )
 
 
-def _new_receipt(place: UnfinishedCopy) -> str:
-    return f"{place.copy.message.topic}/{place.copy.number}/{uuid.uuid4().hex}"
+def _new_receipt(entry: UnfinishedCopy) -> str:
+    return f"{entry.copy.message.topic}/{entry.copy.number}/{uuid.uuid4().hex}"
 
 
 def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
-    """Hold a delivery until that time, under a new receipt. None: it is no longer held."""
-    place = held_by(store, delivery)
-    if place is None:
+    """Hold a delivery until that time, and return it with a new receipt; None if it is no longer held."""
+    entry = held_entry(store, delivery)
+    if entry is None:
         return None
-    place.due_at = until
-    place.receipt = _new_receipt(place)
-    return replace(delivery, receipt=place.receipt)
+    entry.due_at = until
+    entry.receipt = _new_receipt(entry)
+    return replace(delivery, receipt=entry.receipt)
 
 
 def count_waiting(store: Store, group: MemoryGroup, topic: str, now: datetime) -> int:
-    """Return the number of messages that a group has not read or not finished, without delayed ones."""
+    """Return the number of messages that a group has not read or not acknowledged, without delayed ones."""
     unread = store.copies.get(topic, [])[group.next_number[topic] :]
-    unfinished = [place.copy for place in group.unfinished.get(topic, {}).values() if not place.given_up]
+    unfinished = [entry.copy for entry in group.unfinished.get(topic, {}).values() if not entry.given_up]
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 
-def open_ids(store: Store, name: str) -> set[str]:
-    """Return the ids of messages that a group has not read or not finished."""
+def unfinished_ids(store: Store, name: str) -> set[str]:
+    """Return the ids of messages that a group has not read or not acknowledged."""
     group = store.groups.get(name)
     if group is None:
         return set()
     unread = [copy for topic, number in group.next_number.items() for copy in store.copies.get(topic, [])[number:]]
-    unfinished = [place.copy for places in group.unfinished.values() for place in places.values()]
+    unfinished = [entry.copy for entries in group.unfinished.values() for entry in entries.values()]
     return {copy.message.message_id for copy in [*unread, *unfinished]}
 
 
-def held_by(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
-    """Return the place that a delivery still holds, however late it is. None: it was ended, or delivered again."""
+def held_entry(store: Store, delivery: Delivery) -> UnfinishedCopy | None:
+    """Return the entry of a delivery, even an expired one; None if it was acknowledged, or delivered again."""
     group = store.groups.get(delivery.group)
     number = int(delivery.receipt.split("/")[1])
-    place = group.unfinished.get(delivery.topic, {}).get(number) if group else None
-    return place if place is not None and place.receipt == delivery.receipt else None
+    entry = group.unfinished.get(delivery.topic, {}).get(number) if group else None
+    return entry if entry is not None and entry.receipt == delivery.receipt else None
 
 
 def finish(store: Store, delivery: Delivery) -> bool:
-    """Remove a copy from its group's unfinished messages. Return whether the delivery was held."""
-    place = held_by(store, delivery)
-    if place is not None:
-        del store.groups[delivery.group].unfinished[delivery.topic][place.copy.number]
-    return place is not None
+    """Remove the entry of a delivery. Return whether the delivery was still held."""
+    entry = held_entry(store, delivery)
+    if entry is not None:
+        del store.groups[delivery.group].unfinished[delivery.topic][entry.copy.number]
+    return entry is not None

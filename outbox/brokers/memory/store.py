@@ -15,13 +15,21 @@ from outbox.message import Resolution
 
 
 class HalfRecord(msgspec.Struct):
-    """A half message. `ended` is None while it is hidden and undecided; `place` counts all half messages from 0."""
+    """
+    A half message.
+
+    Args:
+        place: the number of half messages that were stored before it.
+        due_at: the time of the next check-back.
+        ended: None while it is hidden and undecided.
+        asked: the number of check-backs so far.
+    """
 
     id: str
     place: int
     message: Outgoing
     born_at: datetime
-    due_at: datetime  # the next check-back
+    due_at: datetime
     ended: Ended | None = None
     asked: int = 0
 
@@ -36,7 +44,14 @@ class Copy(msgspec.Struct, eq=False):
 
 
 class UnfinishedCopy(msgspec.Struct, eq=False):
-    """An unfinished copy of one group. `receipt` is empty before its first delivery; `given_up` is the reason, if it was."""
+    """
+    A copy that a group has read and not acknowledged.
+
+    Args:
+        due_at: when it can be delivered the next time.
+        receipt: of the last delivery; "" before the first.
+        given_up: the reason why it was given up; "" if it was not.
+    """
 
     copy: Copy
     due_at: datetime
@@ -46,23 +61,30 @@ class UnfinishedCopy(msgspec.Struct, eq=False):
 
 
 class MemoryGroup(msgspec.Struct):
-    """A consumer group: its offset in each topic, and its unfinished messages."""
+    """
+    A consumer group.
+
+    Args:
+        next_number: topic -> the number of the next copy to read.
+        unfinished: topic -> number of a copy -> its entry.
+    """
 
     next_number: dict[str, int] = msgspec.field(default_factory=dict)
     unfinished: dict[str, dict[int, UnfinishedCopy]] = msgspec.field(default_factory=dict)
 
 
 class Store:
-    """The state that brokers of one NAME share. Hold `changed` during each read and each change."""
+    """The state that brokers with the same NAME share. Hold `changed` during each read and each change."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.halves: dict[str, HalfRecord] = {}
         self.copies: dict[str, list[Copy]] = {}
         self.groups: dict[str, MemoryGroup] = {}
-        self.faults: list[Fault] = []  # those that a test has planned, in order
+        self.faults: list[Fault] = []  # planned by a test, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lane_epochs: Counter[tuple[str, int]] = Counter()  # by source and number: how often each was opened
+        # By source and number of a lane: the epoch, which counts how often it was opened, and the marker of its last transaction.
+        self.lane_epochs: Counter[tuple[str, int]] = Counter()
         self.markers: dict[tuple[str, int], str] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
@@ -72,7 +94,7 @@ class Store:
         self.changed.notify_all()
 
     def half_of(self, ref: HalfRef) -> HalfRecord | None:
-        """Return the half message of a reference; None if it never existed, or its place has another one."""
+        """Return the half message of a reference; None if it never existed, or is stored in another place."""
         half = self.halves.get(ref.half_id)
         return half if half and ref.place in ("", str(half.place)) else None
 
@@ -85,7 +107,7 @@ class Store:
         return half.ended
 
     def forget(self, group: str, topics: Collection[str]) -> None:
-        """Delete what is stored of a group in these topics."""
+        """Delete a group's offsets and entries in these topics."""
         known = self.groups.get(group, MemoryGroup())
         for topic in topics:
             known.next_number.pop(topic, None)

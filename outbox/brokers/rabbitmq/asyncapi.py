@@ -1,5 +1,5 @@
 """
-What an AsyncAPI document says about RabbitMQ.
+The parts of an AsyncAPI document that describe RabbitMQ.
 
 Source: AsyncAPI's AMQP bindings 0.3.0.
 """
@@ -32,11 +32,11 @@ class RabbitMQInterface(BrokerInterface, frozen=True):
         return cls("amqps" if settings.tls else "amqp", addresses(settings), pathname, virtual_host=settings.virtual_host)
 
     def how_to_read(self, topic: TopicSpec) -> str:
-        """Return what a queue is bound to."""
+        """Return a sentence about the exchange that queues are bound to."""
         return EXCHANGE.format(topic=topic.name)
 
     def more_headers(self) -> Mapping[str, Any]:
-        """Return what AMQP has no property for."""
+        """Return the headers for values that AMQP has no property for."""
         return {
             KEY: TEXT | {"description": "The key; empty without one."},
             TAG: TEXT | {"description": "The tag; empty without one."},
@@ -44,7 +44,7 @@ class RabbitMQInterface(BrokerInterface, frozen=True):
         }
 
     def channel(self, topic: TopicSpec) -> dict[str, Any]:
-        """Return the exchange, and the routing key as the address, which AsyncAPI means by it."""
+        """Return the description of the exchange. In AsyncAPI, the address of an AMQP channel is the routing key."""
         exchange = {"name": topic.name, "type": "topic", "durable": True, "autoDelete": False, "vhost": self.virtual_host}
         return {
             "address": "{tag}",
@@ -53,11 +53,11 @@ class RabbitMQInterface(BrokerInterface, frozen=True):
         }
 
     def send(self) -> dict[str, Any]:
-        """Return that messages survive the server, and come back where no queue takes them."""
+        """Return the binding for sends: messages are persistent, and are returned if no queue takes them."""
         return _bindings({"deliveryMode": PERSISTENT, "mandatory": True})
 
     def receive(self, group: str) -> dict[str, Any]:
-        """Return that deliveries are acknowledged."""
+        """Return the binding for receives: deliveries are acknowledged."""
         return _bindings({"ack": True})
 
 

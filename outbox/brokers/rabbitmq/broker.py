@@ -1,4 +1,4 @@
-"""The RabbitMQ broker: the contract, each call handed to its module."""
+"""The RabbitMQ broker, whose calls are implemented by the other modules of this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from outbox.brokers.rabbitmq import topology
 from outbox.brokers.rabbitmq.asyncapi import RabbitMQInterface
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import too_large
-from outbox.brokers.rabbitmq.options import RabbitMQOptions, problems, unlike_registered, with_groups
+from outbox.brokers.rabbitmq.options import RabbitMQOptions, misspelt_groups, problems, with_groups
 from outbox.brokers.rabbitmq.owners import RabbitMQOwners
 from outbox.brokers.rabbitmq.receiver import CONSUMER_MARGIN, RabbitMQReceiver
 from outbox.brokers.rabbitmq.resources import RabbitMQResources
@@ -35,10 +35,11 @@ logger = get_logger(__name__)
 
 class RabbitMQBroker(GivesUp, ListsResources):
     """
-    Carries one-phase messages over RabbitMQ 3.10 and later; docs/brokers/rabbitmq.md says what it promises.
+    Carries one-phase messages over RabbitMQ 3.10 and later; see docs/brokers/rabbitmq.md.
 
-    Messages are published over one connection and received over another: while RabbitMQ is short of memory or disk it blocks
-    connections that publish, and acknowledgments have to get through. A third one, for questions, is opened when it is needed.
+    Messages are published over one connection and received over another. While RabbitMQ is short of memory or disk, it blocks
+    connections that publish, and acknowledgements must still reach it. A third connection, for administration, is opened on
+    demand.
 
     Args:
         clock: returns seconds and never goes back; deliveries expire by it.
@@ -59,16 +60,16 @@ class RabbitMQBroker(GivesUp, ListsResources):
         super().__init__(alias, options, topics)
         self._settings = with_groups(read_options(RabbitMQOptions, options), topics)
         self._publishing = RabbitMQConnection(self._settings, f"outbox {alias} publishing")
-        self._questions = RabbitMQConnection(self._settings, f"outbox {alias} questions")
+        self._admin_connection = RabbitMQConnection(self._settings, f"outbox {alias} questions")
         self._sender = RabbitMQSender(self._publishing, self._settings.request_timeout.total_seconds())
         self._owners = RabbitMQOwners()
         self._receiver = RabbitMQReceiver(self._settings, f"outbox {alias} receiving", self.topics, self._declare_owned, clock)
         self.refusals = self._receiver.refusals
-        self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it was declared
+        self._declared: dict[str, int] = {}  # topic -> serial of the connection over which it is declared
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return what is wrong with the OPTIONS, else topics that cannot be served, and groups of topics that are not there."""
+        """Return problems of the OPTIONS. If there are none, return problems of topics, and groups of unknown topics."""
         if findings := problems(options):
             return findings
         names = {topic.name for topic in topics}
@@ -79,21 +80,20 @@ class RabbitMQBroker(GivesUp, ListsResources):
             for name in read_options(RabbitMQOptions, options).groups
             if name not in names
         ]
-        findings += unlike_registered(read_options(RabbitMQOptions, options), topics)
+        findings += misspelt_groups(read_options(RabbitMQOptions, options), topics)
         for topic in topics:
             if topic.retention > topology.MAX_RETENTION:
-                text = (
-                    f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, and RabbitMQ declares no queue with it.'
-                )
+                text = f'OUTBOX["TOPICS"]["{topic.name}"]["RETENTION"] is {topic.retention}, which RabbitMQ does not allow.'
                 findings.append(wrong_option(text, f"Set it to {topology.MAX_RETENTION.days} days or less."))
         return findings
 
     @classmethod
     def limits(cls, options: Mapping[str, Any], topic: TopicSpec) -> Limits:
         """
-        Return how long a send takes (to connect to any node, to declare, to wait for the confirms), and the times of deliveries.
+        Return the limits. A send may connect to any node, declare queues, and wait for the confirms.
 
-        A message stays in a group's queues for the topic's retention, then in the inlet, of which `may_deliver_again` knows.
+        A message can be redelivered as long as it is in the group's queue, which is for the topic's retention, and then from the
+        inlet, which `may_deliver_again` takes into account.
         """
         settings = read_options(RabbitMQOptions, options)
         return Limits(
@@ -103,28 +103,32 @@ class RabbitMQBroker(GivesUp, ListsResources):
         )
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with the options, the nodes, what is declared there, and the permissions; see `server_checks`."""
+        """Return problems of the options, the nodes, declarations on the server, and permissions; see `server_checks`."""
         if findings := self.check_settings(self.options, list(self.topics.values())):
             return findings
-        return ServerChecks(self._settings, self._questions, self.topics.values(), self._owners).problems()
+        return ServerChecks(self._settings, self._admin_connection, self.topics.values(), self._owners).problems()
 
     def list_resources(self, *, sources: Collection[str], lanes: int, readers: Collection[str]) -> list[ServerResource]:
-        """Return exchanges and queues, those of readers excepted: their messages would pile up."""
-        return RabbitMQResources(self._settings, self._asking, self.topics.values()).find()
+        """Return the exchanges and queues. Readers get no queues, because messages would pile up in them."""
+        return RabbitMQResources(self._settings, self._admin_channel, self.topics.values()).find()
 
     def set_owner(
         self, group: str, source: str, project: str, *, known_topics: Collection[str] = (), take_over: bool = False
     ) -> None:
-        """Note whose group it is, as `owners.py` says. Clients of an old owner go on until they connect anew."""
+        """
+        Set the owner of a group, which is stored on the server before the first receive; see owners.py.
+
+        Clients of an earlier owner that are connected keep receiving until they connect again.
+        """
         self._owners.set(group, GroupOwner.of(source, project))
         if not take_over:
             return
         try:
-            with self._asking("hand the group over") as channel:
+            with self._admin_channel("change the group's owner") as channel:
                 self._owners.take_over(channel, self.topics, group)
         except OwnedByAnother as error:
             raise BrokerUnavailable(
-                f"A consumer of {error.theirs} has received for group {group!r} in the same moment.",
+                f"A consumer of {error.theirs} has received for group {group!r} at the same time.",
                 hint="Stop its consumers, and take the group over again.",
             ) from error
 
@@ -134,7 +138,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages for a group; its queues are declared if they are not there."""
+        """Receive messages for a group. Its queues are declared before."""
         for topic in topics:
             known_topic(self.topics, topic)
         return self._receiver.receive(group, topics, limit=limit, invisible_for=invisible_for, wait=wait)
@@ -143,15 +147,15 @@ class RabbitMQBroker(GivesUp, ListsResources):
         self._receiver.interrupt()
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Keep deliveries, up to most of CONSUMER_TIMEOUT after they came."""
+        """Hold deliveries for that time from now. None if that is too close to CONSUMER_TIMEOUT after the server's push."""
         return self._receiver.renew(deliveries, invisible_for)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand messages out again, each in its place; to another process where this one does not receive soon."""
+        """Make messages available again, each at its position. If this process does not receive soon, another one gets them."""
         self._receiver.release(deliveries)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries; RabbitMQ answers none, so one whose connection breaks now comes again."""
+        """Acknowledge deliveries. RabbitMQ does not answer, so if the connection breaks now, messages may be delivered again."""
         return self._receiver.ack(deliveries)
 
     def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
@@ -160,12 +164,12 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return self._receiver.receive_given_up(group, topics, limit)
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return all of them while a message is in one of the group's inlets; it may be any of these."""
+        """Return all of the ids while any message is in one of the group's inlets, because it is not known which one that is."""
         return set(message_ids) if self.backlog(group).given_up else set()
 
     def backlog(self, group: str) -> Backlog:
-        """Return how many messages wait in a group's queues, without those that consumers hold, and in its inlets."""
-        with self._asking("tell the backlog") as channel:
+        """Return the number of messages in a group's queues, without those that consumers hold, and in its inlets."""
+        with self._admin_channel("tell the backlog") as channel:
             queues = {topic: topology.state_of(channel, topology.queue_name(topic, group)) for topic in self.topics}
             inlets = {topic: topology.state_of(channel, topology.inlet_name(topic, group)) for topic in self.topics}
         given_up = {topic: state[0] for topic, state in inlets.items() if state and state[0]}
@@ -173,7 +177,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """
-        Delete the group's queues, and the notes of its owner; those of topics that settings no longer have, too.
+        Delete the group's queues and its owner on the server, also for topics that are no longer in settings.
 
         Raises:
             UnsupportedByBroker: OPTIONS["GROUPS"] names the group.
@@ -185,13 +189,15 @@ class RabbitMQBroker(GivesUp, ListsResources):
                 raise UnsupportedByBroker(
                     f'OPTIONS["GROUPS"] of broker {self.alias!r} names group {group!r} for topic {topic!r}, so relays would '
                     "declare its queue again.",
-                    hint="Remove it there, and restart them.",
+                    hint="Remove the group there, and restart the relays.",
                 )
-        with self._asking("delete the group's queues") as channel:
+        with self._admin_channel("delete the group's queues") as channel:
             queues = [queue for topic in topics for queue in topology.group_queues(topic, group)]
             for queue in queues:
                 if (state := topology.state_of(channel, queue)) and state[1]:
-                    raise BrokerUnavailable(f"A consumer receives from queue {queue!r}.", hint="Stop it, and try again.")
+                    raise BrokerUnavailable(
+                        f"A consumer receives from queue {queue!r}.", hint="Stop the consumer, and try again."
+                    )
             for queue in queues:
                 channel.queue_delete(queue)
             for topic in topics:
@@ -199,11 +205,11 @@ class RabbitMQBroker(GivesUp, ListsResources):
 
     def close(self) -> None:
         self._receiver.close()
-        for connection in (self._publishing, self._questions):
+        for connection in (self._publishing, self._admin_connection):
             connection.close()
 
     def _send(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        """Send messages; where something was deleted since it was declared, declare everything and send again, once."""
+        """Send messages. If a queue or an exchange has been deleted, declare everything again, and send once more."""
         try:
             return self._send_once(messages)
         except DeclarationMissing:
@@ -212,7 +218,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         try:
             return self._send_once(messages)
         except DeclarationMissing as error:
-            reason = f"A queue or an exchange is deleted again and again: {error}."
+            reason = f"A queue or an exchange was deleted again after it had been declared: {error}."
             return [SendResult(SendStatus.UNAVAILABLE, reason=reason)] * len(messages)
 
     def _send_once(self, messages: Sequence[Outgoing]) -> list[SendResult]:
@@ -223,7 +229,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             index: result for index, message in enumerate(messages) if (result := failed.get(message.topic) or too_large(message))
         }
         good = [index for index in range(len(messages)) if index not in results]
-        # Those of the known groups: in OPTIONS, or with a consumer in this process's code.
+        # The queues of known groups, which are in OPTIONS or have a @consumer in this process's code.
         queues = [
             (topic, topology.queue_name(topic, group))
             for topic in topics - failed.keys()
@@ -236,7 +242,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return [results[index] for index in range(len(messages))]
 
     def _declare_topics(self, names: Collection[str]) -> dict[str, SendResult]:
-        """Declare topics and the known groups, once for each connection; return results of those that failed."""
+        """Declare topics and the queues of known groups, once for each connection. Return the results of topics that failed."""
         failed: dict[str, SendResult] = {}
         for name in names:
             try:
@@ -249,7 +255,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
             except BrokerUnavailable as error:
                 return dict.fromkeys(names, SendResult(SendStatus.UNAVAILABLE, reason=str(error)))
             except ChannelError as error:
-                reason = f"Exchange or a queue of topic {name!r} cannot be declared: {describe(error)}."
+                reason = f"The exchange or a queue of topic {name!r} cannot be declared: {describe(error)}."
                 failed[name] = SendResult(SendStatus.MISCONFIGURED, reason=reason)
             except LOST as error:
                 reason = f"The connection to RabbitMQ broke: {describe(error)}."
@@ -257,31 +263,36 @@ class RabbitMQBroker(GivesUp, ListsResources):
         return failed
 
     def _require_owner(self, group: str) -> None:
-        """Raise BrokerUnavailable if the group is another project's."""
+        """Raise BrokerUnavailable if the group belongs to another project."""
         try:
-            with self._asking("tell the group's owner") as channel:
+            with self._admin_channel("tell the group's owner") as channel:
                 self._owners.require(channel, self.topics, group)
         except OwnedByAnother as error:
             raise BrokerUnavailable(*error.args) from error
 
     def _declare_owned(self, channel: amqp.Channel, group: str, topic: str) -> None:
-        """Declare a group's queues, before it receives. Raises OwnedByAnother."""
+        """Store the owner of a group, and declare its queues, before it receives. Raises OwnedByAnother."""
         self._owners.claim(channel, topic, group)
         self._declare(channel, topic, {group, *self._settings.groups.get(topic, ())})
 
     def _declare(self, channel: amqp.Channel, topic: str, groups: Collection[str]) -> None:
-        """Declare a topic and the queues of groups. Raises amqp.ChannelError: the server has others, or refuses."""
+        """Declare a topic and the queues of groups. Raises amqp.ChannelError if the server refuses, or has different ones."""
         topology.declare_topic(channel, self.topics[topic])
         for group in groups:
             topology.declare_group(channel, self.topics[topic], group, max_length=self._settings.max_length)
 
     @contextmanager
-    def _asking(self, what: str) -> Iterator[amqp.Channel]:
-        """Yield a channel for questions, and close it. Raises BrokerUnavailable."""
+    def _admin_channel(self, action: str) -> Iterator[amqp.Channel]:
+        """
+        Yield a channel for administration, and close it.
+
+        Args:
+            action: what fails after an error, for the text of BrokerUnavailable.
+        """
         try:
-            with self._questions.use() as connection:
+            with self._admin_connection.use() as connection:
                 channel = connection.channel()
                 yield channel
                 channel.close()
         except LOST as error:
-            raise BrokerUnavailable(f"RabbitMQ did not {what}: {describe(error)}.") from error
+            raise BrokerUnavailable(f"RabbitMQ did not {action}: {describe(error)}.") from error

@@ -1,9 +1,9 @@
 """
 A connection to one of the nodes, which threads may share.
 
-py-amqp reads and writes in the thread that calls it, and only one thread may do so at a time: each use holds the lock. A wait
-for messages holds it only while there is something to read. A thread of the connection's own sends heartbeats, and notices
-that a node is gone.
+py-amqp reads and writes in the thread that calls it, and only one thread may do so at a time, so each use holds the lock. A wait
+for messages holds it only while there is data to read. Each connection has a thread that sends heartbeats, and so notices that
+its node is unreachable.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-LOST = (AMQPError, OSError)  # what py-amqp raises when a connection breaks, a node refuses, or an answer does not come in time
+# py-amqp raises these when a connection is lost, a node refuses a request, or an answer does not arrive in time.
+LOST = (AMQPError, OSError)
 
 
 class RabbitMQConnection:
     """
-    Connects when it is first used, and again after it was lost.
+    A connection that is opened when it is first used, and again after it was lost.
 
     Args:
         name: shown in RabbitMQ's list of connections.
@@ -42,8 +43,9 @@ class RabbitMQConnection:
 
     def __init__(self, options: RabbitMQOptions, name: str, *, on_tick: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.RLock()
-        self.serial = 0  # changes with each connection, and when it is lost; what belongs to an older one is gone
-        self.is_blocked = False  # the server takes no messages, since memory or disk are short
+        # Changes when a connection is opened or lost. Channels and deliveries of an older serial do not exist any more.
+        self.serial = 0
+        self.is_blocked = False  # whether the server takes no messages, because it is short of memory or disk
         self._options = options
         self._name = name
         self._on_tick = on_tick
@@ -52,32 +54,32 @@ class RabbitMQConnection:
         self._is_closed = threading.Event()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
-        for end in (self._wake_reader, self._wake_writer):  # with the object, since `wake` may come after `close`
-            weakref.finalize(self, os.close, end)
-        self._heart: threading.Thread | None = None
+        for descriptor in (self._wake_reader, self._wake_writer):  # not in `close`, since `wake` may be called later
+            weakref.finalize(self, os.close, descriptor)
+        self._heartbeat_thread: threading.Thread | None = None
 
     @contextmanager
     def use(self) -> Iterator[amqp.Connection]:
         """
-        Hold the lock and yield the open connection. It is dropped after an error, a request without an answer in time included.
+        Hold the lock and yield the open connection. After any exception in the block, also a timeout, the connection is dropped.
 
-        A channel error that the caller does not catch drops it, too: the channel's deliveries are lost in either case.
+        That includes a channel error that the caller does not catch, since the deliveries of the channel are lost anyway.
 
         Raises:
-            BrokerUnavailable: no node could be connected to.
+            BrokerUnavailable: there is no connection to any node.
         """
         with self.lock:
             connection = self._open()
             try:
                 with connection.transport.having_timeout(self._timeout):
                     yield connection
-            except BaseException:  # an exception in the middle of a frame, or between a message and its confirm, too
+            except BaseException:  # it may leave half a frame, or a message without its confirm
                 self.drop()
                 raise
 
     def wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
         """
-        Read what the server sends until `is_done`, or until the timeout is over. Others may use the connection meanwhile.
+        Read frames of the server until `is_done`, or until the timeout is over. Other threads may use the connection meanwhile.
 
         Raises:
             AMQPError, OSError: the connection was lost.
@@ -91,19 +93,19 @@ class RabbitMQConnection:
                 if is_done() or self._is_closed.is_set():
                     return
                 poller.register(connection.transport.sock, select.POLLIN)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 return
-            if any(ready == self._wake_reader for ready, _ in poller.poll(left * 1000)):
+            if any(descriptor == self._wake_reader for descriptor, _ in poller.poll(remaining * 1000)):
                 os.read(self._wake_reader, 4096)
 
     def wake(self) -> None:
-        """Make a wait call `is_done` again. From any thread."""
-        with suppress(BlockingIOError):  # it is full: a wait is woken anyway
+        """Have a current `wait` call `is_done` again. Any thread may call this."""
+        with suppress(BlockingIOError):  # the pipe is full, so a wait is woken anyway
             os.write(self._wake_writer, b"w")
 
     def drop(self) -> None:
-        """Forget the current connection; the server takes back what was delivered over it."""
+        """Drop the current connection. The server takes back all unacknowledged messages that were delivered over it."""
         with self.lock:
             connection, self._amqp = self._amqp, None
             self.is_blocked = False
@@ -113,19 +115,20 @@ class RabbitMQConnection:
                     connection.collect()
 
     def close(self) -> None:
-        """Close the connection for good. From any thread; a second call does nothing."""
+        """Close the connection for good. Any thread may call this; a second call does nothing."""
         self._is_closed.set()
         self.wake()
         with self.lock:
             connection, self._amqp = self._amqp, None
             if connection is not None:
-                if not self.is_blocked:  # else the server answers nothing
+                if not self.is_blocked:  # a server that blocks the connection would not answer
                     with suppress(*LOST), connection.transport.having_timeout(self._timeout):
                         connection.close()
                 with suppress(*LOST):
                     connection.collect()
 
     def _open(self) -> amqp.Connection:
+        """Return the open connection; without one, connect to the first node that answers. Raises BrokerUnavailable."""
         if self._is_closed.is_set():
             raise BrokerUnavailable("The broker was closed.")
         if self._amqp is not None and self._amqp.connected:
@@ -134,22 +137,24 @@ class RabbitMQConnection:
         errors = []
         for address in addresses(self._options):
             try:
-                self._amqp = connect(self._options, address, self._name, on_block=self._note_block)
+                self._amqp = connect(self._options, address, self._name, on_block=self._set_blocked)
             except LOST as error:
                 errors.append(f"{address}: {describe(error)}")
             else:
                 self.serial += 1
-                if self._heart is None:
-                    self._heart = threading.Thread(target=self._beat, name=f"{self._name} heartbeat", daemon=True)
-                    self._heart.start()
+                if self._heartbeat_thread is None:
+                    self._heartbeat_thread = threading.Thread(
+                        target=self._send_heartbeats, name=f"{self._name} heartbeat", daemon=True
+                    )
+                    self._heartbeat_thread.start()
                 return self._amqp
         raise BrokerUnavailable(f"No node of RabbitMQ could be connected to: {'; '.join(errors)}.")
 
-    def _note_block(self, is_blocked: bool) -> None:
+    def _set_blocked(self, is_blocked: bool) -> None:
         self.is_blocked = is_blocked
 
-    def _beat(self) -> None:
-        """Send heartbeats, and read those of the server, which else would fill the buffers of an idle connection."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats, and read those of the server, which would otherwise fill the buffers of an idle connection."""
         pause = min(1.0, self._options.heartbeat.total_seconds() / 4)
         while not self._is_closed.wait(pause):
             with self.lock:
@@ -163,7 +168,7 @@ class RabbitMQConnection:
                 except LOST as error:
                     logger.info("The connection %r to RabbitMQ was lost: %s", self._name, describe(error))
                     self.drop()
-                except Exception:  # the thread has to go on: without heartbeats the server ends the connection
+                except Exception:  # the thread has to go on, since without heartbeats the server closes the connection
                     logger.exception("The connection %r to RabbitMQ is dropped after an error.", self._name)
                     self.drop()
             self.wake()
@@ -177,11 +182,11 @@ def connect(
 
     Args:
         address: host:port.
-        name: as for `RabbitMQConnection`.
-        on_block: called with True when the server takes no messages, with False when it takes them again.
+        name: shown in RabbitMQ's list of connections.
+        on_block: called with True when the server blocks the connection, and with False when it takes messages again.
 
     Raises:
-        AMQPError, OSError: the node does not answer, or refuses.
+        AMQPError, OSError: the node does not answer, or refuses the connection.
     """
     timeout = options.request_timeout.total_seconds()
     host = address.rpartition(":")[0].strip("[]")
@@ -206,7 +211,7 @@ def connect(
 
 
 def describe(error: BaseException) -> str:
-    """Return what happened, in a line."""
+    """Return a line that describes an error."""
     code, text = getattr(error, "reply_code", None), getattr(error, "reply_text", None)
     if code and text:
         return f"{text} ({code})"

@@ -1,6 +1,4 @@
-"""
-Messages as AMQP carries them: the id, the body and the headers as properties of the same names, the key as a header.
-"""
+"""Conversion of messages to AMQP and back: id, body and headers are in the properties of the same names, the key is a header."""
 
 from __future__ import annotations
 
@@ -17,26 +15,26 @@ from outbox.message import Header
 
 KEY = "outbox-key"
 TAG = "outbox-tag"
-STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock: RabbitMQ notes none
+STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock, because RabbitMQ records no time
 
-# Headers that are ours, and RabbitMQ's, besides those that begin so:
+# Headers of the outbox and of RabbitMQ, which are not headers of a message. RabbitMQ has others with these prefixes.
 HIDDEN = {KEY, TAG, STORED_AT, "x-death", "x-delivery-count", "x-acquired-count"}
-THEIR_PREFIXES = ("x-first-death-", "x-last-death-")
+HIDDEN_PREFIXES = ("x-first-death-", "x-last-death-")
 
-REASONS = {  # by the reason in "x-death"
+REASONS = {  # reason in "x-death" -> text for operators
     "delivery_limit": "RabbitMQ delivered it too often, and it was not acknowledged (delivery-limit).",
     "expired": "It was in its queue for longer than the topic's RETENTION, or than a policy allows.",
-    "maxlen": "Its queue was full, and a policy has the oldest messages dropped then.",
+    "maxlen": "Its queue was full, and by a policy the queue drops its oldest messages.",
 }
 
 PERSISTENT = 2
 MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
-MAX_HEADER_BYTES = 100_000  # together; they travel in one frame of 128 KiB
+MAX_HEADER_BYTES = 100_000  # of all headers together, because they travel in one frame of 128 KiB
 
 
 def to_amqp(message: Outgoing) -> amqp.Message:
-    """Return a message to publish."""
+    """Return the AMQP message to publish for a message."""
     headers: dict[str, Any] = {**message.headers, KEY: message.key, TAG: message.tag, STORED_AT: time.time_ns() // 1000}
     properties: dict[str, Any] = {"message_id": message.message_id, "delivery_mode": PERSISTENT, "application_headers": headers}
     content_type = headers.get(Header.CONTENT_TYPE, "")
@@ -47,13 +45,13 @@ def to_amqp(message: Outgoing) -> amqp.Message:
 
 def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
     """
-    Return a received message, without a receipt; docs/brokers/messages.md says what is read of another producer's.
+    Return the delivery of a received message, without a receipt. For messages of other producers, see docs/brokers/messages.md.
 
-    Headers that are not text are shown as text. Nothing that another producer may have written raises.
+    Headers of other types are converted to text. No content of another producer's message makes this raise.
     """
     raw = {_text(name): value for name, value in (message.properties.get("application_headers") or {}).items()}
     body = message.body
-    headers = {name: _text(value) for name, value in raw.items() if name not in HIDDEN and not name.startswith(THEIR_PREFIXES)}
+    headers = {name: _text(value) for name, value in raw.items() if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)}
     if content_type := message.properties.get("content_type"):
         headers.setdefault(Header.CONTENT_TYPE, _text(content_type))
     return Delivery(
@@ -71,14 +69,14 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
 
 
 def given_up(message: amqp.Message, *, group: str, topic: str, queue: str) -> Delivery:
-    """Return a message that the server took out of a queue, with the server's reason."""
+    """Return the delivery of a message in an inlet, with the reason why the server moved it there from its queue."""
     deaths = (message.properties.get("application_headers") or {}).get("x-death")
     known = [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
     death = next((death for death in known if death.get("queue") == queue), {})
     reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
-    text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'it did not say why'}.")
+    text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'without a reason'}.")
     delivery = replace(to_delivery(message, group=group, topic=topic), given_up=text)
-    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # now that of the inlet
+    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # of the inlet
         return replace(delivery, tag=_text(keys[0]))
     return delivery
 
@@ -87,7 +85,7 @@ def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
     """
     Return how often a message was delivered to its group; 1 only if this is certainly the first time.
 
-    From 4.3 on, a return, and the end of the server's `consumer_timeout`, raise `x-acquired-count` alone.
+    Since RabbitMQ 4.3, messages that are returned, or taken back after `consumer_timeout`, only raise `x-acquired-count`.
     """
     counts = (raw.get(name) for name in ("x-delivery-count", "x-acquired-count"))
     before = max(count if isinstance(count, int) else 0 for count in counts)
@@ -95,7 +93,7 @@ def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
 
 
 def too_large(message: Outgoing) -> SendResult | None:
-    """Return the result of a message in which something is too long for AMQP, or None."""
+    """Return the result of a message that has too long a tag, id or header for AMQP; None if it has not."""
     tag, id_ = len(message.tag.encode()), len(message.message_id.encode())
     long = next((name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES), "")
     headers = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in message.headers.items())
@@ -114,13 +112,13 @@ def too_large(message: Outgoing) -> SendResult | None:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text that UTF-8 can carry."""
+    """Return a value as text that UTF-8 can encode."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return text if text.isascii() else text.encode(errors="surrogatepass").decode(errors="replace")
 
 
 def time_of(micros: Any) -> datetime | None:
-    """Return the time in a header of ours; None where it is missing, or another producer has written something else there."""
+    """Return the time in the header STORED_AT; None if it is missing, or if another producer has written anything else there."""
     try:
         return datetime.fromtimestamp(micros / 1e6, UTC) if isinstance(micros, int) else None
     except (OverflowError, ValueError, OSError):

@@ -1,5 +1,5 @@
 """
-Checks that need the management plugin: bindings and policies, which a client does not see, and the members of quorum queues.
+Checks that need the management plugin: of bindings and policies, which AMQP clients cannot query, and of quorum queues' members.
 
 Source: the HTTP API of RabbitMQ's management plugin, `GET /api/queues/{virtual host}` and `/api/bindings/{virtual host}`.
 """
@@ -20,35 +20,35 @@ from outbox.brokers.rabbitmq.topology import group_queues, queue_name
 from outbox.findings import Finding, misconfigured, weak
 
 COLUMNS = ("name", "members", "online", "policy", "operator_policy", "effective_policy_definition")
-ENOUGH_MEMBERS = 3  # survive the loss of one node
+ENOUGH_MEMBERS = 3  # with three members, a queue survives the loss of one node
 
-# The effects of a policy's keys on our queues. On a quorum queue it wins over the arguments of the queue, or the lower
-# of both counts.
+# The effects of a policy's keys on our queues. On a quorum queue, a policy overrides the arguments of the queue, or the lower
+# value of both applies.
 POLICY_EFFECTS = {
     "overflow": "a full queue may drop messages that were confirmed",
     "max-length": "the queue is full with fewer messages",
     "max-length-bytes": "the queue is full with fewer messages",
-    "message-ttl": "messages are given up before their time, and those in a group's inlet are lost",
+    "message-ttl": "messages are given up before their time, and messages in a group's inlet are lost",
     "delivery-limit": "messages are given up after this number of deliveries",
     "expires": "a queue that no consumer uses is deleted with its messages",
-    "dead-letter-exchange": "what the server gives up goes elsewhere",
-    "dead-letter-routing-key": "what the server gives up goes elsewhere",
-    "dead-letter-strategy": "what the server gives up may be lost on its way",
+    "dead-letter-exchange": "messages that the server gives up do not reach the group's inlet",
+    "dead-letter-routing-key": "messages that the server gives up do not reach the group's inlet",
+    "dead-letter-strategy": "messages that the server gives up may be lost before they reach the group's inlet",
 }
 
 
 def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, str]]) -> Iterator[Finding]:
     """
-    Return which queues are not bound, what policies change in them, and which have too few members.
+    Yield queues that are not bound, that a policy changes, or that have too few members. Without MANAGEMENT_URL, yield nothing.
 
     Args:
-        groups: topic and group of each. Nothing is returned without MANAGEMENT_URL.
+        groups: pairs of a topic and a group of it.
     """
     if not options.management_url:
         return
     try:
-        queues = _listed_by(options, "queues", COLUMNS)
-        bindings = _listed_by(options, "bindings", ("source", "destination"))
+        queues = _get_rows(options, "queues", COLUMNS)
+        bindings = _get_rows(options, "bindings", ("source", "destination"))
     except (OSError, ValueError) as error:
         hint = 'Correct OPTIONS["MANAGEMENT_URL"], or give USER the tag management: rabbitmqctl set_user_tags USER management'
         yield weak(f"The management API of RabbitMQ does not answer: {error}.", hint)
@@ -58,7 +58,8 @@ def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, s
         if (topic, queue_name(topic, group)) not in bound:
             text = f"Queue {queue_name(topic, group)!r} is not bound to topic {topic!r}: group {group!r} gets nothing."
             hint = (
-                "Find out who removed the binding, and resend what was missed. The relay binds the queue with the next message."
+                "Find out who removed the binding, and send the missed messages again. The relay binds the queue with the next "
+                "message."
             )
             yield weak(text, hint)
     names = {name for topic, group in groups for name in group_queues(topic, group)}
@@ -76,7 +77,7 @@ def _problems_of_policies(queues: list[dict[str, Any]]) -> Iterator[Finding]:
         names = ", ".join(sorted(repr(name) for name in policies))
         value = changed[0]["effective_policy_definition"][key]
         yield misconfigured(
-            f"A policy ({names}) sets {key}={value!r} for {_listed(changed)}: {effect}.",
+            f"A policy ({names}) sets {key}={value!r} for {_names_of(changed)}: {effect}.",
             "Change the pattern of the policy, so that it does not match these queues.",
         )
 
@@ -85,18 +86,18 @@ def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[
     if few := [queue for queue in queues if len(queue.get("members", ())) < wanted]:
         count = min(len(queue.get("members", ())) for queue in few)
         yield misconfigured(
-            f"{_listed(few)}: {count} member{'' if count == 1 else 's'}, where {wanted} nodes can have one. If a node is lost, "
+            f"{_names_of(few)}: {count} member{'' if count == 1 else 's'}, where {wanted} nodes can have one. If a node is lost, "
             "messages are lost or wait for it.",
             "Add members: rabbitmq-queues grow NODE all",
         )
     if lost := [queue for queue in queues if 2 * len(queue.get("online", ())) <= len(queue.get("members", ()))]:
-        text = f"{_listed(lost)}: most members are offline, so nothing is sent there and nothing is received."
+        text = f"{_names_of(lost)}: most members are offline, so messages can be neither sent nor received."
         yield misconfigured(text, "Start the nodes that are down.")
 
 
-def _listed_by(options: RabbitMQOptions, what: str, columns: Collection[str]) -> list[dict[str, Any]]:
-    """Return the queues or the bindings of our virtual host. Raises OSError and ValueError."""
-    path = f"/api/{what}/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(columns)}"
+def _get_rows(options: RabbitMQOptions, kind: str, columns: Collection[str]) -> list[dict[str, Any]]:
+    """Return the queues or the bindings of our virtual host. Raises OSError or ValueError."""
+    path = f"/api/{kind}/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(columns)}"
     credentials = base64.b64encode(f"{options.user}:{options.password}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}"}
     request = urllib.request.Request(options.management_url.rstrip("/") + path, headers=headers)  # noqa: S310  (options check it)
@@ -107,7 +108,7 @@ def _listed_by(options: RabbitMQOptions, what: str, columns: Collection[str]) ->
     return rows
 
 
-def _listed(queues: list[dict[str, Any]]) -> str:
+def _names_of(queues: list[dict[str, Any]]) -> str:
     names = sorted(str(queue["name"]) for queue in queues)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"queue{'' if len(names) == 1 else 's'} {', '.join(map(repr, names[:3]))}{more}"

@@ -16,34 +16,36 @@ from outbox.brokers.base import TopicSpec
 from outbox.brokers.options import BrokerOptions, problems_with, read_address, read_options
 from outbox.findings import Finding, risky_option, wrong_option
 
-LONGEST_HEARTBEAT = timedelta(seconds=65_535)
-LONGEST_NAME = 127  # a queue's name has topic and group, and 255 bytes at most
+MAX_HEARTBEAT = timedelta(seconds=65_535)
+MAX_NAME_BYTES = 127  # of a group; a queue's name contains topic and group, and AMQP limits it to 255 bytes
 URL = re.compile(r"https?://\S+")
 
 
 class RabbitMQOptions(BrokerOptions, frozen=True):
-    """Where the nodes are, and how the queues are declared."""
+    """The addresses of the nodes, settings of connections, and properties of the queues."""
 
     nodes: list[str]  # host or host:port; the first that answers is used
     user: str = "guest"
     password: str = "guest"
     virtual_host: str = "/"
     tls: bool = False
-    tls_ca_file: str = ""  # PEM of the authority that signed the nodes' certificates; "": those that the system trusts
-    # Topic -> consumer groups of other projects. Their queues exist before the first message, as those of each group with a
-    # @consumer in this project's code do; the queue of another group is declared when it first receives.
+    tls_ca_file: str = ""  # PEM of the authority that signed the nodes' certificates; "": the system's
+    # Topic -> consumer groups of other projects. The relay declares their queues before the first message, like those of all
+    # groups with a @consumer in this project's code. The queue of any other group is declared when the group first receives.
     groups: dict[str, list[str]] = {}
-    heartbeat: timedelta = timedelta(seconds=20)  # a connection that is silent for twice as long is lost
-    request_timeout: timedelta = timedelta(seconds=5)  # the confirms of one batch included
-    consumer_timeout: timedelta = timedelta(minutes=30)  # as on the server; it takes older deliveries back, with their channel
-    # "http://rabbit-1:15672", of the management plugin. Only checks use it, for policies and the members of quorum queues.
+    heartbeat: timedelta = timedelta(seconds=20)  # a connection without traffic for twice this time is lost
+    request_timeout: timedelta = timedelta(seconds=5)  # also for the confirms of one batch
+    # The same value as on the server, which takes older deliveries back, and closes their channel.
+    consumer_timeout: timedelta = timedelta(minutes=30)
+    # URL of the management plugin, such as "http://rabbit-1:15672". Only checks use it, for policies and members of quorum
+    # queues.
     management_url: str = ""
-    # Messages in the queue of one group. A full queue refuses more.
+    # The maximum number of messages in the queue of one group. A full queue refuses more.
     max_length: Annotated[int, msgspec.Meta(ge=1, le=9223372036854775807)] | None = None
 
 
 def problems(raw: Mapping[str, Any]) -> list[Finding]:
-    """Return what is wrong with the options: names and types first, then values."""
+    """Return wrong names and types of options; if there are none, wrong values."""
     if findings := problems_with(RabbitMQOptions, raw):
         return findings
     options = read_options(RabbitMQOptions, raw)
@@ -53,17 +55,19 @@ def problems(raw: Mapping[str, Any]) -> list[Finding]:
         if read_address(node) is None
     ]
     if not options.nodes:
-        findings.append(wrong_option('OPTIONS["NODES"] is empty.', 'Name one node at least, like "rabbit-1:5672".'))
-    if options.heartbeat > LONGEST_HEARTBEAT:
+        findings.append(wrong_option('OPTIONS["NODES"] is empty.', 'Name at least one node, such as "rabbit-1:5672".'))
+    if options.heartbeat > MAX_HEARTBEAT:
         text = f'OPTIONS["HEARTBEAT"] is {options.heartbeat}, which AMQP cannot express.'
-        findings.append(wrong_option(text, f"Set it to {LONGEST_HEARTBEAT.seconds} s or less."))
+        findings.append(wrong_option(text, f"Set it to {MAX_HEARTBEAT.seconds} s or less."))
     if not options.virtual_host:
-        findings.append(wrong_option('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The one that each server has is "/".'))
+        findings.append(
+            wrong_option('OPTIONS["VIRTUAL_HOST"] is empty.', 'Name it. The default virtual host of a server is "/".')
+        )
     findings.extend(
-        wrong_option(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {LONGEST_NAME} bytes.")
+        wrong_option(f'OPTIONS["GROUPS"]["{topic}"] has the group {name!r}.', f"Its name has 1 to {MAX_NAME_BYTES} bytes.")
         for topic, names in options.groups.items()
         for name in names
-        if not 0 < len(name.encode()) <= LONGEST_NAME
+        if not 0 < len(name.encode()) <= MAX_NAME_BYTES
     )
     if options.management_url and not URL.fullmatch(options.management_url):
         text = f'OPTIONS["MANAGEMENT_URL"] is {options.management_url!r}, which is not a URL.'
@@ -75,22 +79,24 @@ def problems(raw: Mapping[str, Any]) -> list[Finding]:
 
 
 def with_groups(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> RabbitMQOptions:
-    """Return the options with the groups of this process's code added to GROUPS."""
+    """Return the options with the groups of this project's @consumers added to GROUPS."""
     named = {topic.name: sorted({*options.groups.get(topic.name, ()), *topic.groups}) for topic in topics}
     return replace(options, groups=named)
 
 
-def unlike_registered(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Iterator[Finding]:
+def misspelt_groups(options: RabbitMQOptions, topics: Sequence[TopicSpec]) -> Iterator[Finding]:
     """Yield groups of GROUPS that seem to be misspelt, because a group with a @consumer has a similar name."""
     for topic in topics:
         for name in set(options.groups.get(topic.name, ())) - topic.groups:
-            if close := difflib.get_close_matches(name, topic.groups, n=1):
+            if similar := difflib.get_close_matches(name, topic.groups, n=1):
                 text = f'OPTIONS["GROUPS"]["{topic.name}"] names the group {name!r}, in which no @consumer of this project is.'
-                hint = f"Did you mean {close[0]!r}? It needs no entry. Messages wait in the queue of {name!r} for its consumers."
+                hint = (
+                    f"Did you mean {similar[0]!r}? It needs no entry. Messages wait in the queue of {name!r} for its consumers."
+                )
                 yield risky_option(text, hint)
 
 
 def addresses(options: RabbitMQOptions) -> list[str]:
-    """Return the nodes as host:port, with the default port where none is given."""
+    """Return the nodes as host:port. The port may be the default one."""
     port = 5671 if options.tls else 5672
     return [node if re.search(r":\d+$", node) else f"{node}:{port}" for node in options.nodes]

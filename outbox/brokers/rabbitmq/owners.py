@@ -1,9 +1,9 @@
 """
-The owner of a consumer group: stored on the server by the first receive, so that two projects do not share a group's queue.
+The owner of a consumer group, which is stored on the server by the first receive, so that two projects do not share a queue.
 
-The note is an exchange with the name of the group's queue, through which no message goes. Its argument `alternate-exchange` is
-the id of the outbox with the group's inbox; the server refuses a declaration with another one. The id alone decides: a project's
-name may change.
+It is stored as an exchange that has the name of the group's queue, and through which no message is routed. Its argument
+`alternate-exchange` contains the id of the outbox with the group's inbox. The server refuses a declaration with another id. The
+project's name is not part of it, because the name may change.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from amqp.exceptions import NotFound, PreconditionFailed
 from outbox.brokers.owners import GroupOwner, GroupOwners, OwnedByAnother
 from outbox.brokers.rabbitmq.topology import OWNER, queue_name
 
-CURRENT = re.compile(rf"but current is the value '{re.escape(OWNER)}([0-9a-f-]{{36}})")
+STORED_OWNER = re.compile(rf"but current is the value '{re.escape(OWNER)}([0-9a-f-]{{36}})")
 
 
 class RabbitMQOwners(GroupOwners):
-    """The owners of groups, and their notes on the server."""
+    """The owners of groups, here and on the server."""
 
     def claim(self, channel: amqp.Channel, topic: str, group: str) -> None:
         """
-        Declare that the group of a topic is ours, if that is known here. The channel can be used afterwards, even after an error.
+        Store this outbox as the owner of a topic's group, if the owner is set here. The channel stays usable even after an error.
 
         Raises:
-            OwnedByAnother: it is not.
-            amqp.ChannelError: the server refuses for another reason.
+            OwnedByAnother: the group has another owner.
+            amqp.ChannelError: the server refuses the declaration for another reason.
         """
         if group not in self._of:
             return
@@ -43,21 +43,21 @@ class RabbitMQOwners(GroupOwners):
             raise OwnedByAnother(f"Queue {name!r}", group, theirs, ours, apart="a virtual host of its own") from error
 
     def require(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
-        """Raise OwnedByAnother if the group of a topic is not ours. Declares nothing."""
+        """Raise OwnedByAnother if another outbox owns the group of a topic. Nothing new is declared."""
         for topic in topics:
-            if _is_noted(channel, topic, group):
+            if _has_owner(channel, topic, group):
                 self.claim(channel, topic, group)
 
     def take_over(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
-        """Replace the notes by ours. Raises OwnedByAnother if another one's client declares its own in between."""
+        """Replace the stored owners with this outbox. Raises OwnedByAnother if a client of another one stores it in between."""
         for topic in topics:
-            if _is_noted(channel, topic, group):
+            if _has_owner(channel, topic, group):
                 channel.exchange_delete(queue_name(topic, group))
                 self.claim(channel, topic, group)
 
 
-def _is_noted(channel: amqp.Channel, topic: str, group: str) -> bool:
-    """Return whether the group of a topic has an owner: it has none before its first receive."""
+def _has_owner(channel: amqp.Channel, topic: str, group: str) -> bool:
+    """Return whether the group of a topic has an owner on the server, which it has since its first receive."""
     try:
         channel.exchange_declare(queue_name(topic, group), "fanout", passive=True)
     except NotFound:
@@ -70,11 +70,11 @@ def _declare(channel: amqp.Channel, name: str, arguments: dict[str, str]) -> Non
 
 
 def _read_source(channel: amqp.Channel, name: str) -> str:
-    """Return the id that the server has noted; "" where long names cut its answer, of 255 bytes, before the id."""
+    """Return the owner's id on the server; "" if the server's answer, which is cut at 255 bytes, does not reach the id."""
     try:
-        _declare(channel, name, {})  # without our id, theirs is in the answer
+        _declare(channel, name, {})  # refused, with the stored id in the text of the error
     except PreconditionFailed as error:
-        match = CURRENT.search(str(error.reply_text))
+        match = STORED_OWNER.search(str(error.reply_text))
         return match[1] if match else ""
-    channel.exchange_delete(name)  # it was deleted meanwhile, and this has declared one without an owner
+    channel.exchange_delete(name)  # the owner was deleted meanwhile, so the call above has declared an exchange without one
     return ""

@@ -1,4 +1,4 @@
-"""Permissions of our user: which one is missing, and the command that grants all."""
+"""Checks the permissions of our user: names the missing one, and the command that grants all that are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.brokers.rabbitmq.client import describe
 from outbox.findings import Finding, misconfigured
 from outbox.message import TopicSpec
 
-# No number, so the server refuses the subscription, but only after it has checked the permission.
+# A priority must be a number, so the server refuses the subscription, but only after it has checked the permission.
 REFUSED = {"x-priority": "none"}
 
 # Method and resource of a refusal -> the missing permission.
@@ -37,7 +37,7 @@ class Permissions:
     The permissions of a user.
 
     Args:
-        topics: names of the topics that it sends to, or receives from.
+        topics: names of the topics that the user sends to or receives from.
     """
 
     def __init__(self, user: str, virtual_host: str, topics: Iterable[str]) -> None:
@@ -45,35 +45,35 @@ class Permissions:
         self._virtual_host = virtual_host
         self._topics = sorted(topics)
 
-    def problem(self, what: str, error: AccessRefused) -> Finding:
-        """Return what cannot be done without a permission. `what`: begins the sentence."""
+    def problem(self, subject: str, error: AccessRefused) -> Finding:
+        """Return the finding for a refused request. `subject`, the topic or group that it concerns, begins the sentence."""
         text = describe(error)
         kind = "queue" if "access to queue" in text else "exchange"
         missing = MISSING.get((str(error.method_name), kind), "configure, write or read")
         return misconfigured(
-            f"{what}: user {self._user!r} lacks the permission to {missing}: {text}.", f"Grant it: {self.command()}"
+            f"{subject}: user {self._user!r} lacks the permission to {missing}: {text}.", f"Grant it: {self.command()}"
         )
 
     def command(self) -> str:
-        """Return the command that grants all that is needed."""
+        """Return the command that grants all permissions that are needed."""
         ours = rf"outbox\.owner\..*|({'|'.join(map(re.escape, self._topics))})(:.*)?"
         written = rf"{ours}|amq\.default"
         return f"rabbitmqctl set_permissions -p {self._virtual_host} {self._user} '^({ours})$' '^({written})$' '^({ours})$'"
 
     def problems_of_groups(self, channel: amqp.Channel, groups: Sequence[tuple[TopicSpec, str]]) -> Iterator[Finding]:
-        """Return which topics cannot be written to, and which queues cannot be read."""
+        """Yield topics that this user may not write to, and groups whose queues it may not read."""
         for topic in self._topics:
             unbind = partial(channel.exchange_unbind, topic, topic, routing_key=uuid.uuid4().hex)  # there is no such binding
-            yield from self._refused(f"Topic {topic!r}", unbind)
+            yield from self._problem_of_request(f"Topic {topic!r}", unbind)
         for spec, group in groups:
             for queue in topology.group_queues(spec.name, group):
                 consume = partial(channel.basic_consume, queue, arguments=REFUSED)
-                yield from self._refused(f"Group {group!r} of topic {spec.name!r}", consume)
+                yield from self._problem_of_request(f"Group {group!r} of topic {spec.name!r}", consume)
 
-    def _refused(self, what: str, ask: Callable[[], object]) -> Iterator[Finding]:
+    def _problem_of_request(self, subject: str, request: Callable[[], object]) -> Iterator[Finding]:
         try:
-            ask()
+            request()
         except AccessRefused as error:
-            yield self.problem(what, error)
+            yield self.problem(subject, error)
         except PreconditionFailed:
-            pass  # the permission is there
+            pass  # the permission was granted

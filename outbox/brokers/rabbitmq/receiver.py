@@ -1,15 +1,15 @@
 """
-Receives for consumer groups: each queue has a consumer that stays, and to which the server pushes at most a hand of messages.
+Receives for consumer groups. Each queue has a long-lived consumer, to which the server pushes a limited number of messages.
 
-A message that is released goes back to its place in this process, and is handed out again from there. A message that is not taken
-in time goes back to its queue: a delivery that was not renewed, and a message that has waited here for `UNCLAIMED_SECONDS`, since
-a handler is slow. Then the channel of the queue is closed, so that another process gets all that it brought. Single messages are
-never returned (`basic.reject`), and no consumer is cancelled while its channel stays: the queue would push such a message to this
-process again, or behind later ones of its key, and before RabbitMQ 4.3 it keeps what a cancelled consumer holds where its node is
-lost.
+A released message stays in this process, at its position, and is handed out again from there. A message goes back to its queue if
+its delivery was not renewed in time, or if it has waited here for `UNCLAIMED_SECONDS`, because a handler is slow. To return it,
+the channel of the queue is closed, so that another process can receive all messages that the channel has brought. Single messages
+are never returned (`basic.reject`), because the queue would push such a message to this process again, or after later ones of its
+key. For the same reason, no consumer is cancelled while its channel stays open; besides, before RabbitMQ 4.3, a queue whose node
+is lost would keep the messages of a cancelled consumer for it.
 
-Topics do not hinder each other: one whose queues the server declares with other arguments, or not at all, is named in `refusals`.
-Its queues are read if they exist, so that they can be drained; but not those of another project's group.
+Topics do not affect each other. `refusals` names a topic whose queues exist with other arguments, or cannot be declared. Its
+queues are still read if they exist, so that they can be drained, unless the group belongs to another project.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
 from outbox.brokers.rabbitmq.envelope import given_up, to_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.subscription import PushedMessage, Subscription
-from outbox.brokers.rabbitmq.topology import MOST_AT_ONCE, inlet_name, queue_name, state_of
+from outbox.brokers.rabbitmq.topology import MAX_PREFETCH, inlet_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
 
 logger = get_logger(__name__)
 
-UNCLAIMED_SECONDS = 5.0
+UNCLAIMED_SECONDS = 5.0  # messages that wait here for longer go back to their queue
 CHANNEL_SECONDS = 30.0  # maximum age of an idle channel; see `_is_outdated`
-# An ordered queue has the same in each process. The server puts messages that a lost process gives back behind those that it got
-# back before: a process with a smaller prefetch than the one before it would leave some of these, and change their order.
+# The prefetch of an ordered queue is the same in all processes. The server puts messages that a lost process returns after those
+# that were returned before. A process with a smaller prefetch than its predecessor would leave some of the earlier ones in the
+# queue, and so change the order.
 ORDERED_PREFETCH = 100
-DECLARE_SECONDS = 10.0  # a topic is declared again after this time: it may be refused no longer, or have lost its binding
-CONSUMER_MARGIN = 0.9  # of CONSUMER_TIMEOUT, after which the server takes back all that came over a channel
+DECLARE_SECONDS = 10.0  # the interval of declarations, because a refusal may be over, or a binding lost
+# The part of CONSUMER_TIMEOUT for which a delivery may be held. After the full time, the server takes back all messages of its
+# channel.
+CONSUMER_MARGIN = 0.9
 
-Source = tuple[str, str]  # group and topic
+GroupTopic = tuple[str, str]
 
 
 class RabbitMQReceiver:
@@ -52,9 +55,9 @@ class RabbitMQReceiver:
     Receives over one connection.
 
     Args:
-        topics: by name.
+        topics: name -> topic.
         declare: declares a group's queues of a topic over a channel; raises OwnedByAnother.
-        clock: gives seconds; it never goes back.
+        clock: returns seconds and never goes back; deliveries expire by it.
     """
 
     def __init__(
@@ -65,28 +68,28 @@ class RabbitMQReceiver:
         declare: Callable[[amqp.Channel, str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection = RabbitMQConnection(options, name, on_tick=self._give_back)
+        self._connection = RabbitMQConnection(options, name, on_tick=self._return_overdue)
         self.refusals: dict[str, str] = {}  # topic -> why its queues cannot be declared
         self._topics = topics
         self._declare = declare
         self._clock = clock
-        self._longest = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
-        self._serial = 0  # of the connection over which all of these came:
-        self._subscriptions: dict[str, Subscription] = {}  # by queue
-        self._inlets: list[Subscription] = []  # read without a consumer
-        self._out: dict[str, tuple[Subscription, int]] = {}  # receipt -> where its message is, and its delivery tag
-        self._declared: dict[Source, float] = {}  # -> when it is declared again, by `monotonic`
-        self._refused: dict[Source, float] = {}  # queue that cannot be read -> when it is tried again
-        self._names = itertools.count(1)  # of subscriptions
-        self._first = 0  # the queue that is read first, by turns
+        self._max_hold_seconds = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
+        self._serial = 0  # the connection to which the following state belongs (`RabbitMQConnection.serial`)
+        self._subscriptions: dict[str, Subscription] = {}  # queue -> its subscription
+        self._inlets: list[Subscription] = []  # these are read without a consumer
+        self._held: dict[str, tuple[Subscription, int]] = {}  # receipt -> the subscription and delivery tag of its message
+        self._declared: dict[GroupTopic, float] = {}  # when it is declared again, by `monotonic`
+        self._refused: dict[GroupTopic, float] = {}  # whose queue cannot be read -> the time of the next attempt
+        self._subscription_numbers = itertools.count(1)
+        self._rotation = 0  # the queues take turns in being read first
         self._received_at = 0.0  # by `monotonic`
-        self._has_ended = False  # a subscription ended since all were opened
+        self._has_subscription_ended = False  # since the last receive began
         self._is_interrupted = False
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
-        """Receive messages, waiting for the first at most that long. Raises BrokerUnavailable."""
+        """Receive messages, and wait up to `wait` for the first one. Raises BrokerUnavailable."""
         deadline = time.monotonic() + wait.total_seconds()
         try:
             subscriptions = self._subscribe(group, topics, limit)
@@ -96,59 +99,59 @@ class RabbitMQReceiver:
             raise BrokerUnavailable(f"RabbitMQ did not deliver: {describe(error)}.") from error
         deliveries: list[Delivery] = []
         with self._connection.lock:
-            self._first += 1
-            at = self._first % max(1, len(subscriptions))
+            self._rotation += 1
+            start = self._rotation % max(1, len(subscriptions))
             expires_at = self._clock() + invisible_for.total_seconds()
-            for subscription in (*subscriptions[at:], *subscriptions[:at]):
+            for subscription in (*subscriptions[start:], *subscriptions[:start]):
                 deliveries += self._hand_out(subscription, limit - len(deliveries), expires_at)
         return deliveries
 
     def receive_given_up(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
-        """Receive messages that the server gave up, unacknowledged ones of an earlier call again."""
+        """Receive messages from the group's inlets, including unacknowledged ones of an earlier call."""
         deliveries: list[Delivery] = []
         try:
             with self._connection.use() as connection:
-                self._begin(connection)
+                self._reset_after_reconnect(connection)
                 for inlet in self._inlets:
-                    self._end(inlet)
+                    self._close_subscription(inlet)
                 self._inlets = []
-                for topic in self._topics_given_up(connection, group, topics):
+                for topic in self._topics_with_given_up(connection, group, topics):
                     if len(deliveries) < limit:
                         deliveries += self._read_inlet(connection, group, topic, limit - len(deliveries))
         except LOST as error:
-            raise BrokerUnavailable(f"RabbitMQ did not deliver what it gave up: {describe(error)}.") from error
+            raise BrokerUnavailable(f"RabbitMQ did not deliver messages from an inlet: {describe(error)}.") from error
         return deliveries
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
-        """Hold deliveries for that time from now. None for one that is gone, or that the server will take back before."""
+        """Hold deliveries for that time from now. None for one that is no longer held, or that the server takes back sooner."""
         until = self._clock() + invisible_for.total_seconds()
         with self._settling():
             renewed: list[Delivery | None] = []
             for delivery in deliveries:
-                subscription, tag = self._out.get(delivery.receipt, (None, 0))
+                subscription, tag = self._held.get(delivery.receipt, (None, 0))
                 message = subscription.messages[tag] if subscription is not None else None
-                is_renewed = message is not None and until <= message.pushed_at + self._longest
+                is_renewed = message is not None and until <= message.pushed_at + self._max_hold_seconds
                 if message is not None and is_renewed:
                     message.expires_at = until
                 renewed.append(delivery if is_renewed else None)
             return renewed
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries. False for one that is gone."""
+        """Acknowledge deliveries. False for one that is no longer held."""
         return self._settle(deliveries, Subscription.ack)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Put messages back into their places."""
+        """Make messages available again, each at its position."""
         self._settle(deliveries, Subscription.put_back)
         self._connection.wake()
 
     def forget_declarations(self) -> None:
-        """Declare queues again before they are read next."""
+        """Have all queues declared again before they are read the next time."""
         with self._connection.lock:
             self._declared.clear()
 
     def interrupt(self) -> None:
-        """End the wait of `receive`, and of all later ones; from any thread."""
+        """End the wait of the current `receive` and of all later ones. Any thread may call this."""
         self._is_interrupted = True
         self._connection.wake()
 
@@ -161,7 +164,7 @@ class RabbitMQReceiver:
         with self._settling():
             answers = []
             for delivery in deliveries:
-                subscription, tag = self._out.pop(delivery.receipt, (None, 0))
+                subscription, tag = self._held.pop(delivery.receipt, (None, 0))
                 if subscription is not None:
                     settle(subscription, tag)
                 answers.append(subscription is not None)
@@ -170,128 +173,137 @@ class RabbitMQReceiver:
     @contextmanager
     def _settling(self) -> Iterator[None]:
         """
-        Hold the lock. `_out` has what can be settled.
+        Hold the lock, after dropping deliveries from `_held` that can no longer be settled.
 
         Raises:
-            BrokerUnavailable: the connection was lost; all is delivered again.
+            BrokerUnavailable: the connection was lost, so that all messages are delivered again.
         """
         try:
             with self._connection.lock:
-                self._give_back()
+                self._return_overdue()
                 if self._serial != self._connection.serial:
-                    self._out.clear()
+                    self._held.clear()
                 yield
         except LOST as error:
             self._connection.drop()
-            raise BrokerUnavailable(f"RabbitMQ did not take the answer: {describe(error)}.") from error
+            raise BrokerUnavailable(f"RabbitMQ did not take the acknowledgements: {describe(error)}.") from error
 
     def _subscribe(self, group: str, topics: Collection[str], limit: int) -> list[Subscription]:
         """Return subscriptions to the queues, each with a share of the limit."""
         with self._connection.use() as connection:
-            self._begin(connection)
-            self._give_back()
-            self._has_ended = False
+            self._reset_after_reconnect(connection)
+            self._return_overdue()
+            self._has_subscription_ended = False
             readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
             queues = [(topic, queue_name(topic, group)) for topic in readable]
             self._received_at = time.monotonic()
             subscriptions = []
             for topic, queue in queues:
-                share = ORDERED_PREFETCH if self._is_ordered(topic) else min(max(1, limit // len(queues)), MOST_AT_ONCE)
-                subscriptions.append(self._subscribed(connection, (group, topic), queue, share))
+                share = ORDERED_PREFETCH if self._is_ordered(topic) else min(max(1, limit // len(queues)), MAX_PREFETCH)
+                subscriptions.append(self._subscription_to(connection, (group, topic), queue, share))
             return [subscription for subscription in subscriptions if subscription is not None]
 
-    def _subscribed(self, connection: amqp.Connection, source: Source, queue: str, share: int) -> Subscription | None:
-        """Return the subscription to a queue; None where the server refuses it."""
+    def _subscription_to(
+        self, connection: amqp.Connection, group_topic: GroupTopic, queue: str, share: int
+    ) -> Subscription | None:
+        """Return the subscription to a queue, which may be new; None if the server refuses it."""
         subscription = self._subscriptions.get(queue)
         if subscription is not None and _is_outdated(subscription):
-            self._end(subscription)
+            self._close_subscription(subscription)
             subscription = None
         if subscription is None:
-            name = f"{self._serial}.{next(self._names)}"
-            subscription = Subscription(connection.channel(), source, queue, name, is_ordered=self._is_ordered(source[1]))
-        elif not _brings_too_few(subscription, share):
+            name = f"{self._serial}.{next(self._subscription_numbers)}"
+            subscription = Subscription(
+                connection.channel(), group_topic, queue, name, is_ordered=self._is_ordered(group_topic[1])
+            )
+        elif not _needs_another_consumer(subscription, share):
             return subscription
         self._subscriptions[queue] = subscription
         try:
-            prefetch = share + subscription.count_out() - subscription.prefetch
-            subscription.consume(prefetch, note=self._on_message, note_end=self._on_cancel)
+            prefetch = share + subscription.count_held() - subscription.prefetch
+            subscription.consume(prefetch, on_message=self._on_message, on_deleted=self._on_cancel)
         except ChannelError as error:
-            if isinstance(error, NotFound):  # it was deleted meanwhile: everything is declared over the next connection
+            if isinstance(error, NotFound):  # it was deleted meanwhile; the connection is dropped, and the next one declares it
                 raise
-            self._end(subscription)
-            self._refuse(source, f"Queue {queue!r} cannot be read: {describe(error)}.")
+            self._close_subscription(subscription)
+            self._refuse(group_topic, f"Queue {queue!r} cannot be read: {describe(error)}.")
             return None
         return subscription
 
     def _is_ordered(self, topic: str) -> bool:
         return self._topics[topic].type is TopicType.FIFO
 
-    def _begin(self, connection: amqp.Connection) -> None:
-        """Forget what came over an earlier connection."""
+    def _reset_after_reconnect(self, connection: amqp.Connection) -> None:
+        """Drop all state that belongs to an earlier connection."""
         if self._serial != self._connection.serial:
             self._subscriptions.clear()
             self._inlets.clear()
-            self._out.clear()
+            self._held.clear()
             self._declared.clear()
             self._serial = self._connection.serial
 
     def _wait(self, subscriptions: Sequence[Subscription], seconds: float) -> bool:
-        """Wait until a message can be handed out, or `receive` has to end; False: the time is over, or a subscription ended."""
+        """
+        Wait until a message is available. Return whether `receive` has to return.
+
+        True also if it was interrupted or the connection was lost. False if the time is over, or a subscription has ended.
+        """
         serial = self._serial
 
         def is_over() -> bool:
-            has_message = any(subscription.ready() for subscription in subscriptions)
+            has_message = any(subscription.available() for subscription in subscriptions)
             return has_message or self._is_interrupted or serial != self._connection.serial
 
-        self._connection.wait(max(0, seconds), lambda: is_over() or self._has_ended)
+        self._connection.wait(max(0, seconds), lambda: is_over() or self._has_subscription_ended)
         with self._connection.lock:
             return is_over()
 
     def _hand_out(self, subscription: Subscription, limit: int, expires_at: float) -> list[Delivery]:
         deliveries = []
-        if self._serial == self._connection.serial and limit > 0:  # else another process may have the messages
-            for tag, delivery in subscription.take(limit, expires_at):
-                self._out[delivery.receipt] = subscription, tag
+        if self._serial == self._connection.serial and limit > 0:  # over another connection, the messages may be redelivered
+            for tag, delivery in subscription.hand_out(limit, expires_at):
+                self._held[delivery.receipt] = subscription, tag
                 deliveries.append(delivery)
         return deliveries
 
-    def _give_back(self) -> None:
+    def _return_overdue(self) -> None:
         """
-        End subscriptions with a delivery that has expired, or a message that has waited here for too long.
+        Close subscriptions with an expired delivery, or with a message that has waited here for UNCLAIMED_SECONDS.
 
-        No other process gets messages of an ordered topic meanwhile, so these wait as long as this one goes on receiving.
+        Messages of an ordered topic may wait longer while this process keeps receiving. Its queue has one active consumer, so
+        that no other process can receive later ones meanwhile.
         """
         if self._serial != self._connection.serial:
             return
         now, oldest = self._clock(), time.monotonic() - UNCLAIMED_SECONDS
         for subscription in list(self._subscriptions.values()):
-            is_patient = subscription.is_ordered and self._received_at > oldest
+            may_wait = subscription.is_ordered and self._received_at > oldest
             if any(
-                message.waits_since <= oldest and not is_patient if message.expires_at is None else message.expires_at <= now
+                message.available_since <= oldest and not may_wait if message.expires_at is None else message.expires_at <= now
                 for message in subscription.messages.values()
             ):
-                self._end(subscription)
+                self._close_subscription(subscription)
 
-    def _end(self, subscription: Subscription) -> None:
-        """Return all messages of a subscription to its queue."""
+    def _close_subscription(self, subscription: Subscription) -> None:
+        """Close a subscription, which returns all its messages to the queue."""
         self._subscriptions.pop(subscription.queue, None)
-        self._out = {receipt: place for receipt, place in self._out.items() if place[0] is not subscription}
-        self._has_ended = True
+        self._held = {receipt: held for receipt, held in self._held.items() if held[0] is not subscription}
+        self._has_subscription_ended = True
         with self._connection.use():
             subscription.close()
 
     def _on_message(self, subscription: Subscription, message: amqp.Message) -> None:
-        group, topic = subscription.source
+        group, topic = subscription.group_topic
         delivery = to_delivery(message, group=group, topic=topic)
         subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
 
     def _on_cancel(self, subscription: Subscription) -> None:
-        """Declare and read a queue anew that was deleted."""
-        self._declared.pop(subscription.source, None)
-        self._has_ended = True
+        """Have a deleted queue declared and subscribed to again."""
+        self._declared.pop(subscription.group_topic, None)
+        self._has_subscription_ended = True
 
-    def _topics_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
-        """Return the topics with messages in the group's inlet; one that is missing is declared again next time."""
+    def _topics_with_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
+        """Return the topics with messages in the group's inlet. Have a missing inlet declared again with the next call."""
         readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
         with closing(connection.channel()) as channel:
             states = {topic: state_of(channel, inlet_name(topic, group)) for topic in readable}
@@ -302,7 +314,9 @@ class RabbitMQReceiver:
 
     def _read_inlet(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
         queue, channel = inlet_name(topic, group), connection.channel()
-        inlet = Subscription(channel, (group, topic), queue, f"{self._serial}.{next(self._names)}", is_ordered=False)
+        inlet = Subscription(
+            channel, (group, topic), queue, f"{self._serial}.{next(self._subscription_numbers)}", is_ordered=False
+        )
         self._inlets.append(inlet)
         for _ in range(limit):
             message = channel.basic_get(queue)
@@ -313,54 +327,55 @@ class RabbitMQReceiver:
         return self._hand_out(inlet, limit, float("inf"))
 
     def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
-        """Declare a group's queues of a topic, if that was not done; return whether there is a queue to read."""
-        source = (group, topic)
-        if time.monotonic() < self._refused.get(source, float("-inf")):
+        """Declare a group's queues of a topic if that is due. Return whether the group's queue can be read."""
+        group_topic = (group, topic)
+        if time.monotonic() < self._refused.get(group_topic, float("-inf")):
             return False
-        if time.monotonic() < self._declared.get(source, float("-inf")):
+        if time.monotonic() < self._declared.get(group_topic, float("-inf")):
             return True
-        with closing(connection.channel()) as channel:  # the server closes it where it refuses
+        with closing(connection.channel()) as channel:  # the server closes the channel if it refuses a declaration
             try:
                 self._declare(channel, group, topic)
             except OwnedByAnother as error:
-                self._refuse(source, str(error))
+                self._refuse(group_topic, str(error))
                 return False
             except ChannelError as error:
-                self._refuse(source, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
+                self._refuse(group_topic, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
                 if not _exists(channel, queue_name(topic, group)):
                     return False
-                del self._refused[source]  # there is something to read
+                del self._refused[group_topic]  # the queue exists, so it can be read
             else:
                 self.refusals.pop(topic, None)
-            self._declared[source] = time.monotonic() + DECLARE_SECONDS
+            self._declared[group_topic] = time.monotonic() + DECLARE_SECONDS
         return True
 
-    def _refuse(self, source: Source, reason: str) -> None:
-        group, topic = source
+    def _refuse(self, group_topic: GroupTopic, reason: str) -> None:
+        """Record and log why a group cannot receive from a topic."""
+        group, topic = group_topic
         text = "Group %r cannot receive from topic %r as configured: %s"
         logger.error(text, group, topic, reason, extra=log_fields(group=group, topic=topic))
         self.refusals[topic] = reason
-        self._refused[source] = time.monotonic() + DECLARE_SECONDS
+        self._refused[group_topic] = time.monotonic() + DECLARE_SECONDS
 
 
 def _is_outdated(subscription: Subscription) -> bool:
     """
-    Return whether a subscription has to be replaced: its queue was deleted, or it has been idle for a while.
+    Return whether a subscription has to be replaced, because its queue was deleted, or because it is old and holds no messages.
 
-    When a node of a cluster is lost, so may be a delivery on its way. The queue holds it for the channel as long as that is open,
-    and sends it again only with the next one for the same consumer.
+    A delivery in transit may be lost along with a node of the cluster. The queue keeps it for the channel as long as the channel
+    is open, and sends it again only with the next delivery for the same consumer.
     """
     is_old = time.monotonic() >= subscription.opened_at + CHANNEL_SECONDS
     return subscription.is_cancelled or (is_old and not subscription.messages)
 
 
-def _brings_too_few(subscription: Subscription, share: int) -> bool:
+def _needs_another_consumer(subscription: Subscription, share: int) -> bool:
     """
-    Return whether another consumer is needed beside the one that there is; not for a few more messages than it brings.
+    Return whether a subscription needs a further consumer, because messages that are handed out use up its prefetch.
 
-    The queue of an ordered topic has one active consumer.
+    A small shortage is accepted. The queue of an ordered topic never has more than one active consumer.
     """
-    return not subscription.is_ordered and share + 2 * subscription.count_out() >= 2 * subscription.prefetch
+    return not subscription.is_ordered and share + 2 * subscription.count_held() >= 2 * subscription.prefetch
 
 
 def _exists(channel: amqp.Channel, queue: str) -> bool:

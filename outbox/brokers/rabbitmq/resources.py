@@ -1,7 +1,8 @@
 """
-What `outbox_topics` lists and creates: exchanges of topics and the queues of groups.
+The exchanges of topics and queues of groups, which `outbox_topics` lists and creates.
 
-What exists is declared again as it should be, which changes nothing: the server refuses another form, and names the difference.
+An existing exchange or queue is compared by declaring it again, which never changes it. The server refuses a declaration with
+other arguments, and names the difference.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outbox.brokers.rabbitmq.permissions import Permissions
 from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec
 
-Ask = Callable[[amqp.Channel], object]
+ChannelCall = Callable[[amqp.Channel], object]
 
 
 class RabbitMQResources:
@@ -30,23 +31,23 @@ class RabbitMQResources:
     The exchanges and queues that topics and groups need.
 
     Args:
-        asking: yields a channel for what is asked, whose errors are BrokerUnavailable.
+        admin_channel: yields a channel, for an action that its errors (BrokerUnavailable) name.
     """
 
     def __init__(
         self,
         options: RabbitMQOptions,
-        asking: Callable[[str], AbstractContextManager[amqp.Channel]],
+        admin_channel: Callable[[str], AbstractContextManager[amqp.Channel]],
         topics: Iterable[TopicSpec],
     ) -> None:
         self._options = options
-        self._asking = asking
+        self._admin_channel = admin_channel
         self._topics = list(topics)
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
     def find(self) -> list[ServerResource]:
-        """Return what is needed, and what is there. Raises BrokerUnavailable."""
-        with self._asking("list what is declared") as channel:
+        """Return the exchanges and queues that are needed, compared with those on the server. Raises BrokerUnavailable."""
+        with self._admin_channel("list exchanges and queues") as channel:
             return list(self._find(channel))
 
     def _find(self, channel: amqp.Channel) -> Iterator[ServerResource]:
@@ -66,21 +67,21 @@ class RabbitMQResources:
                     yield self._compared(channel, resource, look_up, queue.declare)
 
     def _compared(
-        self, channel: amqp.Channel, resource: Callable[..., ServerResource], look_up: Ask, declare: Ask
+        self, channel: amqp.Channel, resource: Callable[..., ServerResource], look_up: ChannelCall, declare: ChannelCall
     ) -> ServerResource:
         """
-        Return a resource with what is there.
+        Return a resource, compared with the server.
 
         Args:
-            look_up: raises NotFound if it is missing.
-            declare: declares it without its bindings, which changes nothing where it is there.
+            look_up: raises NotFound if the resource is missing.
+            declare: declares the resource without its bindings, which changes nothing if it exists.
         """
         try:
             look_up(channel)
         except NotFound:
             return resource(is_there=False)
         except ChannelError as error:
-            return resource(is_there=None, trouble=f"RabbitMQ does not tell: {describe(error)}.")
+            return resource(is_there=None, trouble=f"RabbitMQ could not look it up: {describe(error)}.")
         try:
             declare(channel)
         except AccessRefused as error:
@@ -89,23 +90,23 @@ class RabbitMQResources:
             return resource(is_there=True, differences=(describe(error),))
         return resource(is_there=True)
 
-    def _create(self, what: str, look_up: Ask, declare: Ask) -> None:
-        with self._asking(f"declare {what}") as channel:
+    def _create(self, subject: str, look_up: ChannelCall, declare: ChannelCall) -> None:
+        with self._admin_channel(f"declare {subject}") as channel:
             try:
                 look_up(channel)
             except NotFound:
-                self._declare(channel, declare, what)
+                self._declare(channel, declare, subject)
             except ChannelError as error:
-                raise BrokerMisconfigured(f"RabbitMQ does not tell of {what}: {describe(error)}.") from error
+                raise BrokerMisconfigured(f"RabbitMQ could not look {subject} up: {describe(error)}.") from error
 
-    def _declare(self, channel: amqp.Channel, declare: Ask, what: str) -> None:
+    def _declare(self, channel: amqp.Channel, declare: ChannelCall, subject: str) -> None:
         try:
             declare(channel)
         except AccessRefused as error:
-            raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {what}", error)) from error
+            raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {subject}", error)) from error
         except ChannelError as error:
-            raise BrokerMisconfigured(f"RabbitMQ did not declare {what}: {describe(error)}.") from error
+            raise BrokerMisconfigured(f"RabbitMQ did not declare {subject}: {describe(error)}.") from error
 
-    def _refusal(self, what: str, error: AccessRefused) -> str:
-        problem = self._permissions.problem(what, error)
+    def _refusal(self, subject: str, error: AccessRefused) -> str:
+        problem = self._permissions.problem(subject, error)
         return f"{problem.text} {problem.hint}"

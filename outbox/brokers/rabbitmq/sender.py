@@ -1,14 +1,15 @@
 """
-Publishes batches and waits for their confirms, once for each batch.
+Publishes batches, and waits for the publisher confirms of each batch together.
 
-A confirm says that the message is on a majority of the nodes of every queue that it was routed to. A message that no queue
-takes comes back (`mandatory`) before its confirm, and is MISCONFIGURED: the relay sends it again later. The channel of a batch
-that did not end well is not used again, since a late confirm would be taken for another message's.
+A confirm says that the message is stored on a majority of the nodes of every queue that it was routed to. A message that is
+routed to no queue is returned (`mandatory`) before its confirm, and is MISCONFIGURED, so that the relay sends it again later. The
+channel of a batch with missing confirms is not used again, because a late confirm would be taken for that of another message.
 
-`mandatory` says nothing about one queue of several. So the queues that a batch needs are declared passively ahead of it, without
-waiting for an answer: if one is missing, the server closes the channel before it reads the first message. A binding can be asked
-for by no client, so the queues are also bound again, which changes nothing where they are bound: at most each BIND_SECONDS, as a
-cluster decides on each binding together. An exchange that was deleted and declared by somebody else has none of ours.
+`mandatory` does not show that one of several queues is missing. So the queues that a batch needs are declared passively before
+it, without waiting for an answer: if one is missing, the server closes the channel before it reads the first message. No client
+can query bindings, so the queues are also bound again, which changes nothing if they are bound. This restores our bindings to an
+exchange that was deleted and declared again by another client. It is done at most every BIND_SECONDS, because all nodes of a
+cluster have to agree on a binding.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ NO_ROUTE = 312
 BIND_SECONDS = 1.0
 MANDATORY = PASSIVE = NOWAIT = True
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
-# A nack is an outage, and not an unsure send: no failure is counted while a queue is full. The message may be in some of its
+# A nack is UNAVAILABLE, not UNSURE, so that no failure is counted while a queue is full. The message may be in some of its
 # queues, and is published to all of them again.
-NOT_TAKEN = SendResult(
-    SendStatus.UNAVAILABLE, reason="RabbitMQ did not take the message: a queue is full, or most of its nodes are away."
+NACKED = SendResult(
+    SendStatus.UNAVAILABLE, reason="RabbitMQ did not take the message: a queue is full, or most of its nodes are unreachable."
 )
 UNANSWERED = SendResult(SendStatus.UNSURE)
 BLOCKED = "RabbitMQ has blocked this connection: it is short of memory or disk."
 
 
 class DeclarationMissing(Exception):
-    """A queue that a batch needs does not exist. Nothing of the batch is stored."""
+    """Raised when a queue or an exchange that a batch needs does not exist. No message of the batch is stored."""
 
 
 class RabbitMQSender:
@@ -50,7 +51,7 @@ class RabbitMQSender:
     Publishes over one connection.
 
     Args:
-        timeout: seconds for the confirms of a batch.
+        timeout: how many seconds to wait for the confirms of a batch.
     """
 
     def __init__(self, connection: RabbitMQConnection, timeout: float) -> None:
@@ -65,19 +66,19 @@ class RabbitMQSender:
         Publish messages and wait for all confirms.
 
         Args:
-            queues: exchange and name of those that must exist, and be bound to all its messages.
+            queues: exchange and name of each queue that must exist, and must be bound to all messages of the exchange.
 
         Raises:
-            DeclarationMissing: one of them does not exist, or its exchange.
+            DeclarationMissing: one of these queues, or its exchange, does not exist.
         """
         if not messages:
             return []
-        batch = PendingConfirms(NOT_TAKEN, _explain_return)
+        batch = PendingConfirms(NACKED, _explain_return)
         batch.extend((message.topic, message.message_id) for message in messages)
         is_begun = False
         try:
             with self._connection.use() as connection:
-                if self._is_blocked():  # it answers nothing until then
+                if self._is_blocked():  # the server would not answer
                     return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=BLOCKED))
                 confirming = self._open_channel(connection)
                 channel = confirming.begin(batch)
@@ -88,7 +89,7 @@ class RabbitMQSender:
                 if batch.pending and not self._is_blocked():
                     text = f"{batch.pending} of {len(batch.results)} confirms did not come within {self._timeout:g} s"
                     raise TimeoutError(text)
-            if batch.pending:  # the confirms of a blocked connection do not come before memory and disk suffice again
+            if batch.pending:  # a blocked connection gets no confirms while memory or disk are short
                 self._channel = None
                 return batch.finish(SendResult(SendStatus.UNSURE, reason=BLOCKED))
         except BrokerUnavailable as error:
@@ -100,10 +101,10 @@ class RabbitMQSender:
         except LOST as error:
             status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
-        return batch.finish(UNANSWERED)  # none is open
+        return batch.finish(UNANSWERED)  # every message has an answer
 
     def _write(self, channel: amqp.Channel, messages: Iterable[Outgoing], queues: Collection[tuple[str, str]]) -> None:
-        """Declare passively what must exist, bind it again where that is due, then publish."""
+        """Declare the queues passively, bind them again if that is due, and publish the messages."""
         now = time.monotonic()
         for exchange, name in queues:
             channel.send_method(spec.Queue.Declare, "BsbbbbbF", (0, name, PASSIVE, False, False, False, NOWAIT, {}))
@@ -117,19 +118,19 @@ class RabbitMQSender:
         return self._connection.is_blocked
 
     def _after_channel_error(self, messages: Sequence[Outgoing], batch: PendingConfirms, error: ChannelError) -> list[SendResult]:
-        """Return results after the server has closed the channel over one message: the others are sent again."""
+        """Return results after the server has closed the channel because of one message. Publish the other messages again."""
         text = describe(error)
         if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendResult(SendStatus.UNSURE, reason=f"RabbitMQ closed the channel: {text}."))
-        open_ones = [index for index, result in enumerate(batch.results) if result is None]
-        blamed = {index: result for index in open_ones if (result := _blame(messages[index], text))}
-        rest = [index for index in open_ones if index not in blamed]
+        unanswered = [index for index, result in enumerate(batch.results) if result is None]
+        blamed = {index: result for index in unanswered if (result := _blame(messages[index], text))}
+        rest = [index for index in unanswered if index not in blamed]
         if not blamed and len(rest) == 1:
             status = SendStatus.REFUSED if isinstance(error, PreconditionFailed) else SendStatus.MISCONFIGURED
             blamed[rest.pop()] = SendResult(status, reason=f"RabbitMQ refused the message: {text}.")
         for index, result in blamed.items():
             batch.results[index] = result
-        groups = [rest] if blamed else [[index] for index in rest]  # one by one: it has to be found out which it is
+        groups = [rest] if blamed else [[index] for index in rest]  # one by one, to find out which message it is
         for indexes in groups:
             for index, result in zip(indexes, self.publish([messages[n] for n in indexes]), strict=True):
                 batch.results[index] = result
@@ -143,7 +144,7 @@ class RabbitMQSender:
 
 
 def _blame(message: Outgoing, text: str) -> SendResult | None:
-    """Return the result of a message over which, by its error, the server closed the channel; None: it was not this one."""
+    """Return the result of a message if the text of the channel's error blames it, otherwise None."""
     if f"exchange '{message.topic}'" in text:
         return SendResult(SendStatus.MISCONFIGURED, reason=f"RabbitMQ refused the topic: {text}.")
     limit = TOO_LARGE.search(text)
@@ -153,7 +154,7 @@ def _blame(message: Outgoing, text: str) -> SendResult | None:
 
 
 def _explain_return(error: Exception, exchange: str, routing_key: str) -> SendResult:
-    """Return the result of a message that came back."""
+    """Return the result of a message that the server returned."""
     reason = (
         f"No queue takes messages of {exchange!r}: no consumer group has received from it yet, or its queues were deleted. Start "
         'the consumers, or name the groups in OPTIONS["GROUPS"].'

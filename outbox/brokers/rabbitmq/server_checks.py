@@ -1,9 +1,9 @@
 """
-Checks of the running server, for `Broker.check()`, as far as a client can ask. With MANAGEMENT_URL, `management` asks the rest.
+Checks of the running server, for `Broker.check()`, with the means of an AMQP client. `management.py` uses the HTTP API.
 
-Nothing that is asked changes the server, except that missing exchanges and queues are declared with their bindings, as for a
-send; where others of the topic were there, a problem says so. Questions about permissions are requests that the server refuses or
-answers without an effect, once it has checked the permission.
+The checks change nothing on the server, except that missing exchanges and queues are declared with their bindings, as for a send.
+A finding reports this if other exchanges or queues of the topic exist. Permissions are checked with requests that the server,
+after it has checked the permission, refuses or executes without an effect.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from outbox.findings import Finding, misconfigured, unavailable, weak
 from outbox.message import TopicSpec
 
 MIN_VERSION = (3, 10)
-MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message travel in one frame
+MIN_FRAME_BYTES = 131_072  # RabbitMQ's default; all headers of a message must fit into one frame
 ALARM = "RabbitMQ accepts no messages: it blocks connections that publish, because a node is short of memory or disk."
 ALARM_HINT = (
-    "`rabbitmqctl status` shows the alarms. Free disk, drain the queues, or raise vm_memory_high_watermark. Messages wait in the "
-    "outbox meanwhile."
+    "`rabbitmqctl status` shows the alarms. Free disk space, drain the queues, or raise vm_memory_high_watermark. Until then, "
+    "messages wait in the outbox."
 )
-CAPABILITIES = {
+CAPABILITIES = {  # capability -> the effect of its absence
     "publisher_confirms": "no message is known to be stored",
     "basic.nack": "a full queue loses messages",
     "consumer_cancel_notify": "a consumer does not notice that its queue was deleted",
     "connection.blocked": "an alarm looks like a server that does not answer",
 }
-# The setting that an argument of a queue follows from.
-SOURCES = {
+# Argument of a queue -> the setting that it is made from.
+SETTINGS_OF_ARGUMENTS = {
     "x-message-ttl": 'the RETENTION of the topic in OUTBOX["TOPICS"]',
     "x-max-length": 'OPTIONS["MAX_LENGTH"]',
     "x-single-active-consumer": 'the TYPE of the topic in OUTBOX["TOPICS"]',
@@ -52,10 +52,10 @@ SOURCES = {
 
 class ServerChecks:
     """
-    Checks of the nodes, of what is declared, and of the permissions of our user.
+    Checks of the nodes, of exchanges and queues, and of the permissions of our user.
 
     Args:
-        connection: a connection that nothing else is published over; an alarm blocks it.
+        connection: a connection that is not used for publishing otherwise, because an alarm blocks it.
         owners: the owners of this project's groups.
     """
 
@@ -73,9 +73,9 @@ class ServerChecks:
         self._permissions = Permissions(options.user, options.virtual_host, [topic.name for topic in self._topics])
 
     def problems(self) -> list[Finding]:
-        """Return what is wrong. Raises BrokerUnavailable."""
+        """Return all problems. Raises BrokerUnavailable."""
         try:
-            with self._connection.use():  # if no node answers, that is the problem
+            with self._connection.use():  # if no node answers, BrokerUnavailable is enough
                 pass
             findings = [*self._problems_of_nodes()]
             with self._connection.use() as connection:
@@ -93,12 +93,12 @@ class ServerChecks:
         return [(topic, group) for topic in self._topics for group in self._options.groups.get(topic.name, ())]
 
     def _problems_of_nodes(self) -> Iterator[Finding]:
-        clusters: dict[str, list[str]] = {}  # name -> its nodes
+        clusters: dict[str, list[str]] = {}  # name of a cluster -> its nodes
         for address in addresses(self._options):
             try:
-                properties, frame_bytes = self._introduced(address)
+                properties, frame_bytes = self._server_properties(address)
             except LOST as error:
-                hint = 'Start it, or remove it from OPTIONS["NODES"]. Until then fewer nodes are left to fail over to.'
+                hint = 'Start it, or remove it from OPTIONS["NODES"]. Until then, there are fewer nodes to fail over to.'
                 yield weak(f"Node {address} does not answer: {describe(error)}.", hint)
                 continue
             yield from problems_of_node(address, properties, frame_bytes)
@@ -106,13 +106,13 @@ class ServerChecks:
         if len(clusters) > 1:
             parts = "; ".join(f"{name or 'one without a name'}: {', '.join(nodes)}" for name, nodes in clusters.items())
             yield misconfigured(
-                f'OPTIONS["NODES"] names nodes of {len(clusters)} clusters ({parts}). Messages go to the one that answers first, '
-                "and consumers of another one never get them.",
+                f'OPTIONS["NODES"] names nodes of {len(clusters)} clusters ({parts}). Messages go to the cluster that answers '
+                "first, and consumers of another one never get them.",
                 "Join the nodes to one cluster, or name the nodes of one cluster only.",
             )
 
-    def _introduced(self, address: str) -> tuple[dict[str, Any], int]:
-        """Return what a node says of itself when a client connects, and the largest frame that is agreed."""
+    def _server_properties(self, address: str) -> tuple[dict[str, Any], int]:
+        """Return a node's server properties in the AMQP handshake, and the maximum frame size that was agreed."""
         connection = connect(self._options, address, "outbox check")
         properties: dict[str, Any] = connection.server_properties  # type: ignore[attr-defined]  # the stubs lack it
         with suppress(*LOST), connection.transport.having_timeout(self._options.request_timeout.total_seconds()):
@@ -120,36 +120,40 @@ class ServerChecks:
         return properties, connection.frame_max
 
     def _problems_of_declarations(self, channel: amqp.Channel) -> Iterator[Finding]:
-        """Declare what is missing, and return what was, or exists with other arguments. What exists is not bound again."""
+        """
+        Declare missing exchanges and queues. Yield those that were missing, and those that exist with other arguments.
+
+        An existing queue is not bound again unless its exchange was missing.
+        """
         for topic in self._topics:
             queues = {group: topology.queue_name(topic.name, group) for group in self._options.groups.get(topic.name, ())}
-            there = {group for group, queue in queues.items() if _exists(partial(channel.queue_declare, queue, passive=True))}
+            existing = {group for group, queue in queues.items() if _exists(partial(channel.queue_declare, queue, passive=True))}
             is_missing = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
-            if problem := self._declared(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
+            if problem := self._declare_checked(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
                 yield problem
                 continue
             for group, queue in queues.items():
-                what = f"Group {group!r} of topic {topic.name!r}"
+                subject = f"Group {group!r} of topic {topic.name!r}"
                 only_type = partial(channel.queue_declare, queue, durable=True, auto_delete=False, arguments=topology.QUORUM)
                 declare = partial(
                     topology.declare_group,
                     *(channel, topic, group),
                     max_length=self._options.max_length,
-                    is_bound=group in there and not is_missing,
+                    is_bound=group in existing and not is_missing,
                 )
-                if problem := self._declared(what, declare, only_type):
+                if problem := self._declare_checked(subject, declare, only_type):
                     yield problem
-                    there.discard(group)
-                elif group not in there and not is_missing:
+                    existing.discard(group)
+                elif group not in existing and not is_missing:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
-                    hint = "If the group is not new, find out who deleted the queue, and resend what it has missed."
+                    hint = "If the group is not new, find out who deleted the queue, and send the missed messages again."
                     yield weak(text, hint)
-            if is_missing and there:
+            if is_missing and existing:
                 text = f"Topic {topic.name!r} was missing and has been declared: its groups get nothing that was sent meanwhile."
-                yield weak(text, "Find out who deleted the exchange, and resend what was missed.")
+                yield weak(text, "Find out who deleted the exchange, and send the missed messages again.")
 
     def _problems_of_owners(self, channel: amqp.Channel) -> Iterator[Finding]:
-        """Return the groups of this project whose queues belong to another one."""
+        """Yield groups of this project whose queues belong to another project."""
         for group in self._owners.groups():
             for topic in self._topics:
                 try:
@@ -159,36 +163,37 @@ class ServerChecks:
                 except AccessRefused as error:
                     yield self._permissions.problem(f"Group {group!r} of topic {topic.name!r}", error)
 
-    def _declared(
-        self, what: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None
+    def _declare_checked(
+        self, subject: str, declare: Callable[[], object], only_type: Callable[[], object] = lambda: None
     ) -> Finding | None:
         """
-        Declare something; return what is wrong.
+        Declare a topic or a group, and return the problem if the server refuses.
 
         Args:
-            only_type: declares a queue by its type alone. The server names one difference, and that of the type is the last.
+            only_type: declares a queue with its type as the only argument. The server names one difference only, and that of the
+                type only if there is no other.
         """
         try:
             declare()
         except AccessRefused as error:
-            return self._permissions.problem(what, error)
+            return self._permissions.problem(subject, error)
         except ChannelError as error:
             try:
                 only_type()
             except ChannelError as other:
                 error = other if "'x-queue-type'" in describe(other) else error
-            return misconfigured(f"{what} cannot be declared: {describe(error)}.", _hint_for(error))
+            return misconfigured(f"{subject} cannot be declared: {describe(error)}.", _hint_for(error))
         return None
 
     def _problems_of_publishing(self) -> list[Finding]:
-        """Publish to where no queue is bound, which shows permissions and alarms."""
+        """Publish a message that no queue takes. Permissions and alarms show in the server's answer."""
         try:
             return [] if self._is_returned() else [unavailable(ALARM, ALARM_HINT)]
         except AccessRefused as error:
             return [self._permissions.problem("The default exchange", error)]
 
     def _is_returned(self) -> bool:
-        """Return whether a message without a queue comes back. False: the connection is blocked."""
+        """Return whether a message without a queue is returned. False if the connection is blocked instead."""
         returned: list[object] = []
         with self._connection.use() as connection:
             channel = connection.channel()
@@ -202,52 +207,54 @@ class ServerChecks:
             if returned:
                 channel.close()
                 return True
-        self._connection.drop()  # it answers nothing until the alarm is over
+        self._connection.drop()  # the server does not answer on it until the alarm is over
         return False
 
 
 def problems_of_node(node: str, properties: Mapping[str, Any], frame_bytes: int) -> Iterator[Finding]:
     """
-    Return what a node lacks.
+    Yield requirements that a node does not meet.
 
     Args:
         node: host:port.
-        properties: those of the AMQP handshake.
-        frame_bytes: the largest frame, as agreed with it.
+        properties: the server properties of the AMQP handshake.
+        frame_bytes: the maximum frame size of the handshake.
     """
     product, version = str(properties.get("product", "")), str(properties.get("version", ""))
     if product != "RabbitMQ":
-        text = f"Node {node} is {product or 'a server without a name'} {version}, not RabbitMQ: nothing here was tested with it."
+        text = (
+            f"Node {node} is {product or 'a server without a name'} {version}, not RabbitMQ. The outbox was not tested with it."
+        )
         yield weak(text, "Use RabbitMQ 3.10 or later.")
     elif _numbers(version) < MIN_VERSION:
         yield misconfigured(
-            f"Node {node} runs RabbitMQ {version}, and 3.10 is needed. Quorum queues of earlier versions know neither a "
+            f"Node {node} runs RabbitMQ {version}, but 3.10 is needed. Quorum queues of earlier versions support neither a "
             "message's time to live nor at-least-once dead lettering, so no queue can be declared.",
-            "Upgrade it, and then run `rabbitmqctl enable_feature_flag all`.",
+            "Upgrade the node, and then run `rabbitmqctl enable_feature_flag all`.",
         )
     capabilities = properties.get("capabilities") or {}
     for name, loss in CAPABILITIES.items():
         if not capabilities.get(name):
-            hint = "Use RabbitMQ 3.10 or later, without a proxy that hides it."
+            hint = "Use RabbitMQ 3.10 or later, without a proxy that hides this capability."
             yield misconfigured(f"Node {node} does not offer {name}: {loss}.", hint)
     if 0 < frame_bytes < MIN_FRAME_BYTES:
         yield misconfigured(
             f"Node {node} has frame_max = {frame_bytes}: a message whose headers do not fit into one frame ends the "
-            "connection, and is sent again for ever.",
+            "connection, and is sent again forever.",
             f"Set frame_max = {MIN_FRAME_BYTES}, the default, in rabbitmq.conf.",
         )
 
 
 def _hint_for(error: ChannelError) -> str:
     if not isinstance(error, PreconditionFailed):
-        return "Run the check again; if the error stays, look into the log of the node."
-    source = next((source for name, source in SOURCES.items() if f"'{name}'" in describe(error)), "")
+        return "Run the check again. If the error persists, read the log of the node."
+    source = next((source for name, source in SETTINGS_OF_ARGUMENTS.items() if f"'{name}'" in describe(error)), "")
     correct = f"set {source} as it was declared" if source else "rename the topic or the group"
     return f"Delete it when it is empty (it is declared again), or {correct}."
 
 
 def _exists(declare: Callable[[], object]) -> bool:
-    """Return whether a passive declaration finds something; another error is left to the declaration itself."""
+    """Return whether a passive declaration does not fail with NotFound. Other errors will show in the actual declaration."""
     try:
         declare()
     except NotFound:

@@ -18,75 +18,80 @@ class PushedMessage(msgspec.Struct):
     A message that is not acknowledged.
 
     Args:
-        pushed_at: seconds of the receiver's clock.
-        expires_at: until when it is handed out, by the same clock; None: it waits to be handed out.
-        waits_since: seconds of `monotonic`.
+        pushed_at: when it arrived, by the receiver's clock.
+        expires_at: when the delivery expires, by the same clock. None: the message waits to be handed out.
+        available_since: since when it waits to be handed out, by `monotonic`.
     """
 
     delivery: Delivery
     pushed_at: float
     expires_at: float | None = None
-    waits_since: float = msgspec.field(default_factory=time.monotonic)
-    times_out: int = 0
+    available_since: float = msgspec.field(default_factory=time.monotonic)
+    times_handed_out: int = 0
 
 
 class Subscription:
     """
-    A consumer of a queue over a channel of its own, whose closing gives everything back to the queue.
+    The consumers of one queue, over a separate channel. Closing the channel returns all unacknowledged messages to the queue.
 
     Args:
-        source: group and topic.
-        name: begins the receipts of its deliveries, and is no other subscription's.
-        is_ordered: messages of one key wait for each other.
+        group_topic: group and topic.
+        name: the unique beginning of the receipts of its deliveries.
+        is_ordered: whether messages of one key wait for each other.
     """
 
-    def __init__(self, channel: amqp.Channel, source: tuple[str, str], queue: str, name: str, *, is_ordered: bool) -> None:
-        self.source = source
+    def __init__(self, channel: amqp.Channel, group_topic: tuple[str, str], queue: str, name: str, *, is_ordered: bool) -> None:
+        self.group_topic = group_topic
         self.queue = queue
         self.name = name
         self.is_ordered = is_ordered
-        self.is_cancelled = False  # by the server: the queue was deleted
+        self.is_cancelled = False  # by the server, because the queue was deleted
         self.opened_at = time.monotonic()
         self.prefetch = 0
-        self.messages: dict[int, PushedMessage] = {}  # by delivery tag, in the order of the queue
+        self.messages: dict[int, PushedMessage] = {}  # delivery tag -> message, in the order of the queue
         self._channel = channel
 
     def consume(
-        self, prefetch: int, *, note: Callable[[Subscription, amqp.Message], None], note_end: Callable[[Subscription], None]
+        self,
+        prefetch: int,
+        *,
+        on_message: Callable[[Subscription, amqp.Message], None],
+        on_deleted: Callable[[Subscription], None],
     ) -> None:
         """
-        Consume the queue, with at most `prefetch` messages that are not acknowledged; wait for those that are there.
+        Add a consumer that holds at most `prefetch` unacknowledged messages. Messages that are in the queue have arrived
+        afterwards.
 
         Args:
-            note: called with each message.
-            note_end: called if the queue is deleted.
+            on_message: called with each message.
+            on_deleted: called if the queue is deleted.
         """
 
         def on_cancel(tag: str) -> None:
             self.is_cancelled = True
-            note_end(self)
+            on_deleted(self)
 
         self._channel.basic_qos(0, prefetch, False)
-        self._channel.basic_consume(self.queue, callback=partial(note, self), on_cancel=on_cancel)
+        self._channel.basic_consume(self.queue, callback=partial(on_message, self), on_cancel=on_cancel)
         self.prefetch += prefetch
-        self._channel.queue_declare(self.queue, passive=True)  # answered after the messages that the queue has sent
+        self._channel.queue_declare(self.queue, passive=True)  # the server answers after it has pushed messages of the queue
 
-    def take(self, limit: int, expires_at: float) -> Iterator[tuple[int, Delivery]]:
-        """Hand messages out, the first ones first, each time with another receipt; yield them with their delivery tags."""
-        for tag, message in self.ready()[:limit]:
+    def hand_out(self, limit: int, expires_at: float) -> Iterator[tuple[int, Delivery]]:
+        """Hand out available messages, the first ones first. Yield them with their delivery tags, and a new receipt each time."""
+        for tag, message in self.available()[:limit]:
             message.expires_at = expires_at
-            message.times_out += 1
-            receipt = f"{self.name}/{tag}/{message.times_out}"
-            count = message.delivery.delivery_count + message.times_out - 1
+            message.times_handed_out += 1
+            receipt = f"{self.name}/{tag}/{message.times_handed_out}"
+            count = message.delivery.delivery_count + message.times_handed_out - 1
             yield tag, replace(message.delivery, receipt=receipt, delivery_count=count)
 
-    def ready(self) -> list[tuple[int, PushedMessage]]:
+    def available(self) -> list[tuple[int, PushedMessage]]:
         """Return messages that can be handed out, with their delivery tags."""
         messages = self.messages.items()
         busy = {message.delivery.key for _, message in messages if self.is_ordered and message.expires_at is not None}
         return [(tag, message) for tag, message in messages if message.expires_at is None and message.delivery.key not in busy]
 
-    def count_out(self) -> int:
+    def count_held(self) -> int:
         """Return the number of messages that are handed out."""
         return sum(message.expires_at is not None for message in self.messages.values())
 
@@ -96,11 +101,11 @@ class Subscription:
         self._channel.basic_ack(tag)
 
     def put_back(self, tag: int) -> None:
-        """Hand a message out again, in its place."""
+        """Make a message available again, at its position."""
         self.messages[tag].expires_at = None
-        self.messages[tag].waits_since = time.monotonic()
+        self.messages[tag].available_since = time.monotonic()
 
     def close(self) -> None:
-        """Return all messages to the queue."""
-        self._channel.close()  # without `basic.cancel`: the next consumer would get later messages before these are back
+        """Close the channel, which returns all messages to the queue."""
+        self._channel.close()  # without `basic.cancel`, after which the next consumer gets later messages before these are back
         self.messages.clear()

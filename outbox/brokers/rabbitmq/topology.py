@@ -1,8 +1,9 @@
 """
-What is declared on the server: names and arguments of exchanges and queues.
+The exchanges and queues that are declared on the server: their names and arguments.
 
-A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has two quorum queues: one that
-is bound to all tags, and its *inlet*, into which the server puts messages that it gives up.
+A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has two quorum queues: one for
+its messages, which is bound to all tags, and its *inlet*. The inlet is the dead-letter queue of the first one: the server moves
+messages to it that have expired, or that a policy removes. Consumers store them in the group's inbox, as dead letters.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from amqp.exceptions import NotFound
 
 from outbox.message import TopicSpec, TopicType
 
-OWNER = "outbox.owner."  # begins the name of a group's owner (owners.py)
+OWNER = "outbox.owner."  # the prefix of the value that names a group's owner (owners.py)
 
 MAX_RETENTION = timedelta(days=10 * 365)  # the server's limit for x-message-ttl
-MOST_AT_ONCE = 65_535  # messages of one subscription
+MAX_PREFETCH = 65_535  # AMQP's limit
 
 ALL_TAGS = "#"  # the routing key of a group's binding
 
 QUORUM = {"x-queue-type": "quorum"}
-# A message that expires is forgotten only when the next queue has confirmed it.
+# An expired message is removed only after the dead-letter queue has confirmed it.
 AT_LEAST_ONCE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
 
 
@@ -35,12 +36,12 @@ def queue_name(topic: str, group: str) -> str:
 
 
 def inlet_name(topic: str, group: str) -> str:
-    """Return the name of the queue of a group's messages that the server gave up."""
+    """Return the name of a group's inlet."""
     return f"{topic}:{group}:given-up"
 
 
 def group_queues(topic: str, group: str) -> list[str]:
-    """Return the queues of a group: that of its messages, and its inlet."""
+    """Return the names of a group's queues: the queue of its messages, and its inlet."""
     return [queue_name(topic, group), inlet_name(topic, group)]
 
 
@@ -49,17 +50,17 @@ def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
     Declare a topic's exchange.
 
     Raises:
-        amqp.PreconditionFailed: there is one of that name with other arguments; its text names the difference.
+        amqp.PreconditionFailed: an exchange of that name has other arguments; the text of the error names the difference.
     """
     channel.exchange_declare(topic.name, "topic", durable=True, auto_delete=False)
 
 
 class GroupQueue(msgspec.Struct, frozen=True):
     """
-    A queue of a group as it is declared.
+    The declaration of a group's queue.
 
     Args:
-        bindings: exchange and routing key of each.
+        bindings: the exchange and the routing key of each binding.
     """
 
     name: str
@@ -68,22 +69,22 @@ class GroupQueue(msgspec.Struct, frozen=True):
 
     def declare(self, channel: amqp.Channel) -> None:
         """
-        Declare the queue, and bind it to nothing.
+        Declare the queue without its bindings.
 
         Raises:
-            amqp.PreconditionFailed: as for `declare_topic`.
+            amqp.PreconditionFailed: a queue of that name has other arguments.
         """
         channel.queue_declare(self.name, durable=True, auto_delete=False, arguments=self.arguments)
 
     def declare_and_bind(self, channel: amqp.Channel) -> None:
-        """Declare the queue and its bindings. Raises as `declare`."""
+        """Declare the queue and its bindings. Raises the same errors as `declare`."""
         self.declare(channel)
         for exchange, routing_key in self.bindings:
             channel.queue_bind(self.name, exchange, routing_key=routing_key)
 
 
 def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> Iterator[GroupQueue]:
-    """Yield a group's queues, in the order in which they are declared, after the topic."""
+    """Yield a group's queues in the order in which they have to be declared. Their topic is declared before them."""
     inlet = inlet_name(topic.name, group)
     yield GroupQueue(inlet, {**quorum(channel), "x-overflow": "reject-publish"})
     arguments: dict[str, Any] = {
@@ -102,33 +103,34 @@ def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_
 
 def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None, is_bound: bool = False) -> None:
     """
-    Declare a group's queues, and bind them to the topic, which is declared already.
+    Declare a group's queues, and bind them to the topic, which must be declared already.
 
     Args:
-        is_bound: leave the bindings as they are.
+        is_bound: do not bind the queues, because they are bound already.
 
     Raises:
-        amqp.PreconditionFailed: as for `declare_topic`.
+        amqp.PreconditionFailed: a queue of that name has other arguments.
     """
     for queue in queues_of_group(channel, topic, group, max_length=max_length):
         queue.declare(channel) if is_bound else queue.declare_and_bind(channel)
 
 
 def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:
-    """Return how many messages of a queue can be delivered, and how many consumers it has; None: there is no such queue."""
+    """Return the number of messages in a queue that can be delivered, and of its consumers; None if the queue does not exist."""
     try:
         answer = channel.queue_declare(queue, passive=True)
     except NotFound:
-        return None  # the channel was opened anew
+        return None  # py-amqp has opened the channel again
     return None if answer is None else (int(answer[1]), int(answer[2]))
 
 
 def quorum(channel: amqp.Channel) -> dict[str, Any]:
     """
-    Return the arguments of a quorum queue that keeps a message however often it is delivered.
+    Return the arguments of a quorum queue without a delivery limit.
 
-    A process that closes its connection is not the message's failure; consumers count failures and crashes themselves. RabbitMQ
-    4.0 and later give a message up after 20 deliveries unless a queue says otherwise.
+    RabbitMQ 4.0 and later remove a message after 20 deliveries unless the queue's arguments say otherwise. But a delivery also
+    ends when a process closes its connection, which is no failure of the message. Consumers count failures and crashes
+    themselves.
     """
     version = str(channel.connection.server_properties.get("version", ""))
     return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)

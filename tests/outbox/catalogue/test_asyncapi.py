@@ -124,7 +124,7 @@ class TestChannels:
 
         assert found["address"] == "orders"
         assert "in the order of the database commits" in found["description"]
-        assert found["description"].endswith("Only consumers of the outbox read it: its tables are internal.")
+        assert found["description"].endswith("Only consumers of the outbox can read it, because its tables are internal.")
 
     def test_on_rabbitmq_are_exchanges_with_the_tag_as_routing_key(self, settings):
         settings.OUTBOX = outbox_settings(RABBITMQ)

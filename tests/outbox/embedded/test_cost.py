@@ -58,7 +58,7 @@ class TestCost:
             broker.ack(acts.receive(wait=MOMENT))
             acts.receive()
 
-        assert sent == [receiver.SCAN, receiver.READ_ON, settlement.ACK, receiver.SCAN]
+        assert sent == [receiver.SCAN, receiver.READ_UNREAD, settlement.ACK, receiver.SCAN]
 
     def test_of_a_message_on_an_ordered_topic_is_one_more(
         self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, statements: Statements
@@ -70,7 +70,7 @@ class TestCost:
             [delivery] = acts.receive(TopicType.FIFO, wait=MOMENT)
             broker.ack([delivery])
 
-        assert sent == [receiver.SCAN, receiver.READ_ON, receiver.TAKE_DUE, settlement.ACK]
+        assert sent == [receiver.SCAN, receiver.READ_UNREAD, receiver.TAKE_DUE, settlement.ACK]
 
     @pytest.mark.usefixtures("unpolled")
     def test_of_being_told_in_vain_is_one(

@@ -51,7 +51,7 @@ class TestLull:
                 broker.ack(acts.receive(wait=LONG))
                 assert acts.receive(wait=MOMENT) == []
 
-            assert sent == [receiver.READ_ON, settlement.ACK]
+            assert sent == [receiver.READ_UNREAD, settlement.ACK]
 
     def test_reads_all_queues_it_is_told_of(self, acts: Acts, other: Acts):
         acts.receive(wait=MOMENT)

@@ -377,7 +377,7 @@ class TestRebalance:
         assert len(seen) <= len(sent) + len(late)
 
     def test_takes_a_delivery_away_from_a_member_that_does_not_call(self, open_member, topic, group, monkeypatch):
-        monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
+        monkeypatch.setattr("outbox.brokers.kafka.client.MAX_POLL_INTERVAL", timedelta(seconds=7))
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
         held = receive(slow, group)
@@ -388,8 +388,8 @@ class TestRebalance:
         assert slow.ack(held) == [False]
 
     def test_leaves_a_delivery_that_is_renewed_with_its_member(self, open_member, topic, group, monkeypatch):
-        monkeypatch.setattr("outbox.brokers.kafka.client.MOST_BETWEEN_POLLS", timedelta(seconds=7))
-        monkeypatch.setattr(receiver, "MOST_BETWEEN_POLLS", timedelta(seconds=2))
+        monkeypatch.setattr("outbox.brokers.kafka.client.MAX_POLL_INTERVAL", timedelta(seconds=7))
+        monkeypatch.setattr(receiver, "MAX_POLL_INTERVAL", timedelta(seconds=2))
         slow = open_member(topic)
         slow.send([message(topic, b"a")])
         held = receive(slow, group)
@@ -528,7 +528,7 @@ class TestTopics:
         theirs.produce(topic, b"theirs")
         theirs.flush(SECONDS)
         mine.send([message(topic, b"ours")])
-        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open)
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._open_transactions)
         before = mine.refusals
         clock.now += 61
 

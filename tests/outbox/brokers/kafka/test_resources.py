@@ -99,7 +99,7 @@ class TestTopics:
         wait_until(lambda: relay.drain().sent)
 
         assert "Set QUEUES to 1; or run outbox_pause" in trouble
-        assert "to have 4 partitions" in trouble
+        assert "give it 4 partitions" in trouble
         assert waiting == 6
         assert len(cluster.read(topic)) == 12
         assert (resources(broker)["topic"].differences, resources(broker)["topic"].trouble) == ((), "")
@@ -149,7 +149,7 @@ class TestPermissions:
         found = wait_until(lambda: _if_there(resources(broker)["topic"]))
 
         assert found.differences == ()
-        assert "Allow it DescribeConfigs" in found.trouble
+        assert "Allow this user DescribeConfigs" in found.trouble
 
     def test_to_create_a_topic_are_named_where_they_are_missing(self):
         topic = new_name()

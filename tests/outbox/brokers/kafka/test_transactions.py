@@ -159,7 +159,7 @@ class TestRejection:
     def test_where_the_limit_cannot_be_asked_finds_the_one_that_is_too_large(self, source, monkeypatch):
         topic = create_topic(config={"max.message.bytes": "1000"})
         broker = open_broker(topic)
-        monkeypatch.setattr(lanes.KafkaLanes, "_look_up", lambda *args: None)
+        monkeypatch.setattr(lanes.KafkaLanes, "_max_record_bytes", lambda *args: None)
         messages = [message(topic, b"{}"), message(topic, b"x" * 2000), message(topic, b"[]")]
         broker.open_lane(source, LANE)
         statuses(broker, messages)

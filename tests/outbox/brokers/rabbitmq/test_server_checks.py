@@ -62,7 +62,7 @@ class TestNode:
     def test_that_is_too_old_is_named(self):
         text = the_one(list(problems_of_node("rabbit-1:5672", properties(version="3.9.29"), 131_072)))
 
-        assert "Node rabbit-1:5672 runs RabbitMQ 3.9.29, and 3.10 is needed" in text
+        assert "Node rabbit-1:5672 runs RabbitMQ 3.9.29, but 3.10 is needed" in text
 
     @pytest.mark.parametrize("version", ["3.10.0", "3.13.7", "4.1.0"])
     def test_that_is_new_enough_is_fine(self, version):
