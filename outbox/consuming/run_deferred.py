@@ -73,7 +73,7 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
         with own_statements():
             is_free = deferred.lease(taken, None if entry.key == taken.idempotency_key else entry.key, idle_limit(using), using)
             if is_free is False:
-                deferred.not_begun(taken, SOON, using)
+                deferred.undo_begin(taken, SOON, using)
         if not is_free:
             return WAITS
         try:

@@ -127,13 +127,9 @@ class Worker:
         self._heartbeat_at = float("-inf")
         self._due_checked_at = self._swept_at = self._given_up_checked_at = float("-inf")
         self._due_at = 0.0  # when the next deferred message is due
-        self._unrecorded_runs: list[
-            tuple[int, int]
-        ] = []  # runs whose end is not recorded yet, since the database was unavailable
+        self._unrecorded_runs: list[tuple[int, int]] = []  # runs that have ended while the database was unavailable
         self._probe_bytes: int | None = None  # the size of the message that the database could not store
-        self._deferred_keys: set[str | None] = (
-            set()
-        )  # keys of which a received message was deferred, so that later ones are deferred, too
+        self._deferred_keys: set[str | None] = set()  # a received message of the key was deferred, so later ones are, too
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -291,7 +287,7 @@ class Worker:
         If messages are asleep, also sweep: the process that should wake them may have died.
         """
         self._due_checked_at = time.monotonic()
-        is_due, is_asleep, seconds = deferred.look(self.group.name, self.group.using)
+        is_due, is_asleep, seconds = deferred.check_due(self.group.name, self.group.using)
         self._due_at = float("inf") if seconds is None else self._due_checked_at + seconds
         if is_asleep and self._due_checked_at - self._swept_at > SWEEP_SECONDS:
             deferred.sweep(self.group.using)
@@ -374,9 +370,7 @@ class Worker:
                 self._note_outage(held.delivery)
                 continue
             self.counts.add(result.outcome)
-            loop_errors.clear(
-                self._inbox_loop
-            )  # only here, since a step without messages does not show that the inbox can be written
+            loop_errors.clear(self._inbox_loop)  # only here: a step without messages does not show that the inbox can be written
             self._lease_thread.done(held)
             if result.outcome is Outcome.DEFERRED:
                 self._due_at = 0.0
@@ -490,13 +484,10 @@ class Worker:
 
     def _new_lease_thread(self) -> LeaseThread:
         is_in_test = connections[self.group.using].in_atomic_block  # another connection would not see the rows of the test
-        beat, unload = (
-            self._send_heartbeat_separately if self._heartbeat_note else None,
-            None if is_in_test else self._defer_waiting,
-        )
+        beat, unload = self._beat_separately if self._heartbeat_note else None, None if is_in_test else self._defer_waiting
         return LeaseThread(self._stop, self._name, beat=beat, unload=unload)
 
-    def _send_heartbeat_separately(self) -> None:
+    def _beat_separately(self) -> None:
         """Send a heartbeat while a handler runs, over a separate connection."""
         limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         with database.connect(
@@ -597,8 +588,8 @@ class ConsumerThreads:
         """
         for thread in self.threads:
             thread.join()
-        for failure in self._errors:
-            raise failure
+        for error in self._errors:
+            raise error
 
     def counts(self) -> dict[str, Counts]:
         """Return the counts of outcomes by group."""

@@ -341,7 +341,7 @@ MUTANTS: dict[str, Mutant] = {
     "take-first": Mutant(
         "Only the first deferred message of a key is run",
         DEFERRED,
-        ' AND {_IS_KEY_FREE.format(key="d.order_key", more=" AND e.id < d.id")}',
+        ' AND {_IS_FIRST_OF_KEY.format(key="d.order_key", more=" AND e.id < d.id")}',
         "",
         TEST_DEFERRED,
     ),
@@ -383,8 +383,8 @@ MUTANTS: dict[str, Mutant] = {
     "end-token": Mutant(
         "The end of a run that another process has taken over is dropped",
         DEFERRED,
-        '\nWHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL\n"""\n\nNOT_BEGUN',
-        '\nWHERE id = %(id)s AND %(runs)s > 0 AND dead_at IS NULL\n"""\n\nNOT_BEGUN',
+        '\nWHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL\n"""\n\n# Count a run',
+        '\nWHERE id = %(id)s AND %(runs)s > 0 AND dead_at IS NULL\n"""\n\n# Count a run',
         TEST_DEFERRED,
     ),
     "end-savepoint": Mutant(
