@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
-
 from outbox.admin.text import Text, local
 
 WIDTH, HEIGHT = 1100, 130
@@ -16,32 +14,6 @@ LEFT, TOP, BOTTOM = 64, 12, 22  # room for the scale, and for the times below
 
 
 Values = Sequence[float | None]  # at equal distances; None: unknown, and the line is interrupted
-
-
-class Scale(msgspec.Struct, frozen=True):
-    """Where a value stands, from 0 (bottom) to 1. By decades where values of all sizes are to be seen."""
-
-    low: float
-    high: float
-    is_by_decades: bool
-
-    @classmethod
-    def of(cls, values: Sequence[float], *, by_decades: bool) -> Scale:
-        """Return a scale that fits the values."""
-        if not by_decades:
-            return cls(min(0.0, *values, 0.0), max(1.0, *values, 1.0), False)
-        known = [value for value in values if value > 0] or [1.0]
-        low = math.floor(math.log10(min(known)))
-        return cls(low, max(low + 1, math.ceil(math.log10(max(known)))), True)
-
-    def place(self, value: float) -> float:
-        """Return the height of a value."""
-        scaled = (math.log10(value) if value > 0 else self.low) if self.is_by_decades else value
-        return (scaled - self.low) / (self.high - self.low)
-
-    def ends(self) -> tuple[float, float]:
-        """Return the values at the bottom and at the top."""
-        return (10**self.low, 10**self.high) if self.is_by_decades else (self.low, self.high)
 
 
 def drawing(
@@ -65,8 +37,8 @@ def drawing(
         by_decades: draw by decades, not by equal steps.
     """
     known = [value for values in lines.values() for value in values if value is not None]
-    scale = Scale.of(known, by_decades=by_decades)
-    low, high = scale.ends()
+    low, high = (_decades if by_decades else _even_steps)(known)
+    scaled = math.log10 if by_decades else float
     return {
         "name": name,
         "title": title,
@@ -84,19 +56,33 @@ def drawing(
         "begins": local(begins_at),
         "ends": local(ends_at),
         "lines": [
-            {"name": line, "nth": nth, "pieces": list(_pieces(values, scale))} for nth, (line, values) in enumerate(lines.items())
+            {"name": line, "nth": nth, "pieces": list(_pieces(values, low, high, scaled))}
+            for nth, (line, values) in enumerate(lines.items())
         ],
         "rows": _rows(list(lines.values()), begins_at, ends_at, say),
     }
 
 
-def _pieces(values: Values, scale: Scale) -> Any:
+def _even_steps(values: Sequence[float]) -> tuple[float, float]:
+    """Return the values at the bottom and at the top."""
+    return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """Return the powers of ten at the bottom and at the top, where values of all sizes are to be seen."""
+    known = [value for value in values if value > 0] or [1.0]
+    low = math.floor(math.log10(min(known)))
+    return 10**low, 10 ** max(low + 1, math.ceil(math.log10(max(known))))
+
+
+def _pieces(values: Values, low: float, high: float, scaled: Callable[[float], float]) -> Any:
     """Return the points of each uninterrupted segment; a single value is a short dash."""
     step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
     piece: list[tuple[float, float]] = []
     for n, value in enumerate([*values, None]):
         if value is not None:
-            piece.append((LEFT + n * step, HEIGHT - BOTTOM - scale.place(value) * (HEIGHT - BOTTOM - TOP)))
+            share = (scaled(max(value, low)) - scaled(low)) / (scaled(high) - scaled(low))
+            piece.append((LEFT + n * step, HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)))
         elif piece:
             if len(piece) == 1:
                 piece = [(piece[0][0] - 2, piece[0][1]), (piece[0][0] + 2, piece[0][1])]

@@ -13,7 +13,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
@@ -31,6 +30,8 @@ COUNTED = 1000
 LOOKED_AT = 10_000
 
 BEFORE = "before"
+
+Unindexed = tuple[Sequence[Any], Any, str]  # primary keys; the keyset below which no row was read, or None; a note that says so
 
 
 class Pages(Paginator):
@@ -50,14 +51,6 @@ class Pages(Paginator):
     def is_more(self) -> bool:
         """Whether there are older rows than those in the pages."""
         return self._found > COUNTED
-
-
-class Unindexed(msgspec.Struct, frozen=True):
-    """The result of a search without an index. `floor`: no older row was read. `note`: says so."""
-
-    pks: Sequence[Any]
-    floor: Any = None
-    note: str = ""
 
 
 class Filter(SimpleListFilter):
@@ -106,7 +99,8 @@ class Newest(ChangeList):
                 bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
                 self.note = _("No index serves this filter: only the newest {} rows were looked at.").format(number(LOOKED_AT))
         if self.query and (read := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
-            rows, self.floor, self.note = rows.filter(pk__in=read.pks), read.floor, read.note
+            pks, self.floor, self.note = read
+            rows = rows.filter(pk__in=pks)
         narrowed: QuerySet[Any] = self.model_admin.narrow(rows.filter(**bounds), request, bounds)
         return narrowed
 

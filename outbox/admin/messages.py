@@ -155,8 +155,8 @@ class MessageAdmin(ReadOnlyAdmin):
             late = _("Bodies have no index: only messages since {} were read within {:.0f} s.")
             unindexed = late if by_field.is_late else _("Bodies have no index: only messages since {} were read.")
             note = format_html(str(unindexed), moment(made_at(by_field.reached)), SECONDS)
-            return Unindexed(by_field.ids, by_field.reached, note)
-        return Unindexed(by_field.ids, note=TOO_LATE.format(SECONDS) if by_field.is_late else "")
+            return by_field.ids, by_field.reached, note
+        return by_field.ids, None, TOO_LATE.format(SECONDS) if by_field.is_late else ""
 
     def narrow(self, rows: QuerySet[Any], request: HttpRequest, bounds: dict[str, Any]) -> QuerySet[Any]:
         """Filter messages by their state, at most as many as are counted."""
@@ -279,7 +279,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if not may_see(self.admin_site, Deferred, request):
             return []
         url = url_of(self.admin_site, "outbox_deferred_changelist")
-        groups = [end.group for end in timeline.ended if not end.by]
+        groups = [group for group, _outcome, by in timeline.ended if not by]
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _asked(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:

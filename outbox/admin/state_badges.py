@@ -30,11 +30,10 @@ OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discard
 def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
     """Return badges for a message's state, and for groups that have not handled it, which are more important than "sent"."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
-    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_end(end),) for end in ended)])
+    return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_end(*end),) for end in ended)])
 
 
-def _end(one: GroupEnd) -> SafeString:
-    tone = Severity.WAITING if one.outcome == "deferred" else Severity.BAD
-    by_user = _("{outcome} by {by} for group {group}") if one.by else _("{outcome} for group {group}")
-    outcome = OUTCOMES.get(one.outcome, one.outcome)
-    return badge(by_user.format(outcome=outcome, by=plain(one.by), group=plain(one.group)), tone)
+def _end(group: str, outcome: str, by: str) -> SafeString:
+    tone = Severity.WAITING if outcome == "deferred" else Severity.BAD
+    text = _("{outcome} by {by} for group {group}") if by else _("{outcome} for group {group}")
+    return badge(text.format(outcome=OUTCOMES.get(outcome, outcome), by=plain(by), group=plain(group)), tone)

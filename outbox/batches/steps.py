@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
-import msgspec
-
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, places_as_stored
 from outbox.batches.fence import take_step
@@ -21,6 +19,8 @@ from outbox.logs import get_logger, log_fields
 from outbox.models import State
 
 logger = get_logger(__name__)
+
+DeadNotice = tuple[str, str, str]  # its id, its topic, and the reason
 
 DECIDE = f"""
 UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
@@ -184,14 +184,6 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 """
 
 
-class DeadNotice(msgspec.Struct, frozen=True):
-    """A message that has just become dead."""
-
-    message_id: str
-    topic: str
-    reason: str
-
-
 def note_failure(
     connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
 ) -> None:
@@ -203,15 +195,12 @@ def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNoti
     """Copy the messages of dead batches, in the transaction that marks them DEAD."""
     if not batch_ids:
         return []
-    return [DeadNotice(*row) for row in connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()]
+    return connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()
 
 
 def notify_dead(dead: Sequence[DeadNotice]) -> None:
     """Log dead messages and send the signal `message_dead`; call it after the database commit."""
-    for message in dead:
-        extra = log_fields(message_id=message.message_id, topic=message.topic)
-        text = "Message %s on topic %r is dead (see outbox_replay --unsent): %s"
-        logger.error(text, message.message_id, message.topic, message.reason, extra=extra)
-        signals.message_dead.send_robust(
-            sender=copy_dead, message_id=message.message_id, topic=message.topic, reason=message.reason
-        )
+    for message_id, topic, reason in dead:
+        extra = log_fields(message_id=message_id, topic=topic)
+        logger.error("Message %s on topic %r is dead (see outbox_replay --unsent): %s", message_id, topic, reason, extra=extra)
+        signals.message_dead.send_robust(sender=copy_dead, message_id=message_id, topic=topic, reason=reason)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from outbox.brokers.base import Broker
 from outbox.brokers.types import (
     Backlog,
-    BrokerStatus,
     Delivery,
     EndSemantics,
     GroupPosition,
@@ -321,8 +320,13 @@ class StoredInDatabase(Lookups):
 
     @classmethod
     @abc.abstractmethod
-    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
-        """Return what operators should know about the broker's tables, over a connection to their database."""
+    def read_status(cls, database: str, connection: Connection) -> tuple[dict[str, int], list[str]]:
+        """
+        Return what operators should know about the broker's tables, over a connection to their database.
+
+        Returns:
+            Topic -> half messages that the broker has stopped asking about; the consumer groups that it keeps messages for.
+        """
 
     @classmethod
     @abc.abstractmethod

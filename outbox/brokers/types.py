@@ -199,31 +199,12 @@ class StoredCopy(msgspec.Struct, frozen=True):
     ended_at: datetime | None = None
 
 
-class StoredList(msgspec.Struct, frozen=True):
-    """
-    Messages that a consumer is still to get, in the order of a key.
+# Returns keys with their messages, up to a limit, after a key or from the beginning (None); the newest ones of them, the newest
+# first, if the last argument is true. None instead of a message that is gone.
+ReadPage = Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
 
-    Args:
-        noun: the name of one of them, such as "waiting message".
-        read: returns keys with their messages, up to a limit, after a key or from the beginning (None); the newest ones of
-            them, the newest first, if the last argument is true. None instead of a message that is gone.
-    """
-
-    noun: str
-    read: Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
-
-
-class BrokerStatus(msgspec.Struct, frozen=True):
-    """
-    What a broker in a database reports to operators.
-
-    Args:
-        parked: topic -> half messages that the broker has stopped asking about.
-        groups: the consumer groups that it keeps messages for.
-    """
-
-    parked: dict[str, int] = msgspec.field(default_factory=dict)
-    groups: list[str] = msgspec.field(default_factory=list)
+# Messages that a consumer is still to get, in the order of a key: the name of one of them, such as "waiting message".
+StoredList = tuple[str, ReadPage]
 
 
 class GroupPosition(msgspec.Struct, frozen=True):

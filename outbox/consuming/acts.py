@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-import msgspec
 from django.db import connections, router
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.fields.json import KT
@@ -162,18 +161,8 @@ ORDER BY 1, 2
 """
 
 
-class GroupEnd(msgspec.Struct, frozen=True):
-    """
-    The state of a message in a group that has not handled it.
-
-    Args:
-        outcome: "deferred", "dead letter" or "discarded".
-        by: the operator who discarded it.
-    """
-
-    group: str
-    outcome: str
-    by: str
+# A group that has not handled a message; "deferred", "dead letter" or "discarded"; the operator who discarded it.
+GroupEnd = tuple[str, str, str]
 
 
 def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupEnd]]:
@@ -181,6 +170,6 @@ def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[Gro
     ends: dict[UUID, list[GroupEnd]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(ENDS, {"ids": list(message_ids)})
-        for message_id, *end in cursor.fetchall():
-            ends.setdefault(message_id, []).append(GroupEnd(*end))
+        for message_id, group, outcome, by in cursor.fetchall():
+            ends.setdefault(message_id, []).append((group, outcome, by))
     return ends

@@ -16,7 +16,6 @@ from psycopg.errors import UndefinedTable
 from outbox.brokers.base import (
     Backlog,
     BrokerInterface,
-    BrokerStatus,
     Delivery,
     EndSemantics,
     HalfRef,
@@ -99,7 +98,7 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         )
 
     @classmethod
-    def read_status(cls, database: str, connection: Connection) -> BrokerStatus:
+    def read_status(cls, database: str, connection: Connection) -> tuple[dict[str, int], list[str]]:
         with tables_there(database):
             return monitoring.read_status(connection)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outbox.brokers.base import BrokerStatus, Delivery, StoredCopy, StoredList
+from outbox.brokers.base import Delivery, StoredCopy, StoredList
 from outbox.database import Connection
 from outbox.embedded.half_state import HalfState
 from outbox.embedded.halves import OPEN
@@ -57,10 +57,10 @@ ORDER BY h.id {{order}} LIMIT %(limit)s
 """
 
 
-def read_status(connection: Connection) -> BrokerStatus:
+def read_status(connection: Connection) -> tuple[dict[str, int], list[str]]:
     """Return the parked half messages and the consumer groups in a database."""
     parked: dict[str, int] = dict(connection.execute(PARKED).fetchall())
-    return BrokerStatus(parked, groups=[group for (group,) in connection.execute(GROUPS).fetchall()])
+    return parked, [group for (group,) in connection.execute(GROUPS).fetchall()]
 
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
@@ -95,7 +95,7 @@ def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_fr
 
 
 def _stored_list(connection: Connection, noun: str, query: str, first: int, **arguments: object) -> StoredList:
-    return StoredList(noun, partial(_read_page, connection, query, first, arguments))
+    return noun, partial(_read_page, connection, query, first, arguments)
 
 
 def _read_page(

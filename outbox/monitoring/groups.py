@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from psycopg.rows import namedtuple_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus
 from outbox.brokers.capabilities import Receives, StoredInDatabase
 from outbox.consuming.register import Group, groups
 from outbox.consuming.subscriptions import groups_without_code
@@ -117,13 +117,6 @@ class GroupStatus(msgspec.Struct, frozen=True):
         )
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    waiting: dict[str, int] = msgspec.field(default_factory=dict)
-    given_up: dict[str, int] = msgspec.field(default_factory=dict)
-    trouble: str = ""
-    can_tell: bool = True
-
-
 class _Facts(msgspec.Struct, frozen=True):
     """
     What the database knows of all groups.
@@ -142,7 +135,7 @@ def read_groups(
     connection: Connection,
     using: str,
     processes: Sequence[ProcessStatus],
-    brokers: Mapping[str, BrokerStatus],
+    stored: Mapping[str, Collection[str]],
     deferred: Iterable[DeferredCount],
 ) -> list[GroupStatus]:
     """
@@ -151,15 +144,15 @@ def read_groups(
     Groups without code in this process are among them while messages wait for them, at the broker or deferred.
 
     Args:
-        brokers: the status of brokers that are stored in that database, the first of those that share its tables.
+        stored: the groups that brokers in that database keep messages for, by the first of those that share its tables.
     """
     mine = [(group, alias) for group in groups().values() if group.using == using for alias in _brokers_of(group)]
-    mine += [(Group(name), alias) for name, alias in _without_code(connection, brokers)]
+    mine += [(Group(name), alias) for name, alias in _without_code(connection, stored)]
     if not mine:
         return []
     answers = _ask_brokers({(group.name, alias) for group, alias in mine})
     facts = _read_facts(connection, deferred)
-    statuses = (_group_status(group, alias, answers[group.name, alias], facts, processes) for group, alias in mine)
+    statuses = (_complete(answers[group.name, alias], group, facts, processes) for group, alias in mine)
     return [status for status in statuses if status.has_code or status.topics]
 
 
@@ -173,53 +166,50 @@ def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _F
     )
 
 
-def _group_status(one: Group, alias: str, answer: _Answer, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
+def _complete(answer: GroupStatus, group: Group, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
+    """Add what the database knows of a group to a broker's answer."""
+    alias = answer.broker
     served = {topic for topic, settings in conf.settings().topics.items() if settings.broker == alias}
-    deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == one.name and topic in served}
-    topics = sorted(one.topics_of(alias)) if one.consumers else _topics_of(answer, deferred)
-    of_group = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", one.name)]
+    deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == group.name and topic in served}
+    topics = sorted(group.topics_of(alias)) if group.consumers else _topics_of(answer, deferred)
+    of_group = [process for process in processes if (process.kind, process.consumer_group) == ("consumer", group.name)]
     lately = [process for process in of_group if not (process.is_silent and is_replaced(process, processes))]
     consumers = [process for process in of_group if process.broker == alias]
     live = [process for process in consumers if not process.is_silent]
-    return GroupStatus(
-        one.name,
-        alias,
-        topics,
-        answer.waiting,
-        {topic: _progress(one.name, topic, facts, answer, live) for topic in topics},
-        answer.trouble,
+    return replace(
+        answer,
+        topics=topics,
+        progress={topic: _progress(topic, facts, answer, live) for topic in topics},
         consumers=len(live),
         silent_seconds=min((process.silent_seconds for process in consumers), default=None),
         oldest_seconds=max((process.age_seconds for process in live), default=0.0),
-        per_minute=_per_minute([facts.paces[one.name, topic] for topic in topics if (one.name, topic) in facts.paces]),
-        can_tell=answer.can_tell,
+        per_minute=_per_minute([facts.paces[group.name, topic] for topic in topics if (group.name, topic) in facts.paces]),
         refusals={topic: reason for process in live for topic, reason in process.refusals.items()},
         deferred=deferred,
-        given_up=answer.given_up,
-        unhandled=_unhandled(one, answer, facts, lately),
-        has_code=bool(one.consumers),
+        unhandled=_unhandled(group, answer, facts, lately),
+        has_code=bool(group.consumers),
     )
 
 
-def _without_code(connection: Connection, brokers: Mapping[str, BrokerStatus]) -> Iterator[tuple[str, str]]:
+def _without_code(connection: Connection, stored: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
     """Yield the groups without code that the database knows, each with the brokers that may keep messages for it."""
     known = set(groups_without_code(connection))
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            is_told_by_another = issubclass(kind, StoredInDatabase) and alias not in brokers  # which has the same tables
+            is_told_by_another = issubclass(kind, StoredInDatabase) and alias not in stored  # which has the same tables
             if not issubclass(kind, Receives) or is_told_by_another:
                 continue
-            stored = {group for group in brokers[alias].groups if group not in groups()} if alias in brokers else set()
-            yield from ((name, alias) for name in sorted(known | stored))
+            told = {group for group in stored.get(alias, ()) if group not in groups()}
+            yield from ((name, alias) for name in sorted(known | told))
 
 
-def _topics_of(answer: _Answer, deferred: Iterable[str]) -> list[str]:
+def _topics_of(answer: GroupStatus, deferred: Iterable[str]) -> list[str]:
     """Return the topics in which something waits for a group without code."""
     return sorted({*(topic for topic, waiting in answer.waiting.items() if waiting), *deferred})
 
 
-def _unhandled(group: Group, answer: _Answer, facts: _Facts, lately: Sequence[ProcessStatus]) -> dict[str, int]:
+def _unhandled(group: Group, answer: GroupStatus, facts: _Facts, lately: Sequence[ProcessStatus]) -> dict[str, int]:
     """Return what waits in topics that neither code here handles nor a consumer of the last hour, at any broker."""
     wanted = {*group.topics, *(topic for process in lately for topic in process.topics)}
     if not any(not process.is_silent for process in lately):
@@ -235,8 +225,8 @@ def _per_minute(paces: Sequence[Any]) -> float:
     return 60 * ended / seconds
 
 
-def _progress(group: str, topic: str, facts: _Facts, answer: _Answer, live: Sequence[ProcessStatus]) -> TopicProgress:
-    pace = facts.paces.get((group, topic))
+def _progress(topic: str, facts: _Facts, answer: GroupStatus, live: Sequence[ProcessStatus]) -> TopicProgress:
+    pace = facts.paces.get((answer.consumer_group, topic))
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
@@ -256,12 +246,8 @@ def _brokers_of(group: Group) -> list[str]:
         return []
 
 
-def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Answer]:
-    """
-    Ask all brokers at once for their groups.
-
-    A broker that does not answer in time has an answer that says so.
-    """
+def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], GroupStatus]:
+    """Ask all brokers at once for their groups. A broker that does not answer in time has an answer that says so."""
     by_alias: dict[str, list[str]] = {}
     for group, alias in sorted(wanted):
         by_alias.setdefault(alias, []).append(group)
@@ -269,10 +255,7 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _An
     deadline = time.monotonic() + ANSWER_WITHIN_SECONDS
     for asking in asked.values():
         asking.join(max(0.0, deadline - time.monotonic()))
-    return {(name, alias): asked[alias].found.get(name, _NO_ANSWER) for alias, names in by_alias.items() for name in names}
-
-
-_NO_ANSWER = _Answer(trouble=f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s")
+    return {(name, alias): asked[alias].answers[name] for alias, names in by_alias.items() for name in names}
 
 
 class _Asking(threading.Thread):
@@ -280,24 +263,26 @@ class _Asking(threading.Thread):
 
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)
-        self.found: dict[str, _Answer] = {}
+        trouble = f"No answer within {ANSWER_WITHIN_SECONDS:.0f} s"
+        self.answers = {name: GroupStatus(name, alias, [], trouble=trouble) for name in names}
         self._alias = alias
-        self._names = names
         self.start()
 
     def run(self) -> None:
+        left = list(self.answers)
         try:
             with closing(Receives.of(conf.make_broker(self._alias))) as broker:
-                for name in self._names:
-                    self.found[name] = _ask(broker, name)
+                while left:
+                    self.answers[left[0]] = _ask(broker, left[0], self._alias)
+                    del left[0]
         except Exception as error:  # any error, since the other brokers are shown anyway
-            trouble = _Answer(trouble=str(error).strip() or repr(error))
-            self.found |= {name: trouble for name in self._names if name not in self.found}
+            trouble = str(error).strip() or repr(error)
+            self.answers |= {name: GroupStatus(name, self._alias, [], trouble=trouble) for name in left}
 
 
-def _ask(broker: Receives, group: str) -> _Answer:
+def _ask(broker: Receives, group: str, alias: str) -> GroupStatus:
     try:
         waiting, given_up = broker.backlog(group)
     except BrokerCannotTell:
-        return _Answer(can_tell=False)
-    return _Answer(dict(sorted(waiting.items())), dict(given_up))
+        return GroupStatus(group, alias, [], can_tell=False)
+    return GroupStatus(group, alias, [], dict(sorted(waiting.items())), given_up=dict(given_up))

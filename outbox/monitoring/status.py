@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from psycopg.rows import class_row
 
 from outbox import conf
-from outbox.brokers.base import BrokerStatus, SendStatus
+from outbox.brokers.base import SendStatus
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.subscriptions import differing_groups
 from outbox.database import Connection, partitions
@@ -249,7 +249,8 @@ def read_status(connection: Connection, alias: str) -> Status:
     brokers = _read_brokers(connection, alias)
     deferred = read_deferred(connection)
     processes = read_processes(connection)
-    groups = read_groups(connection, alias, processes, brokers, deferred)
+    stored_groups = {broker: names for broker, (_, names) in brokers.items()}
+    groups = read_groups(connection, alias, processes, stored_groups, deferred)
     has_strays, cannot_write = connection.execute(STRAYS).fetchone() or (False, False)
     days = partitions.days(connection)
     return Status(
@@ -261,7 +262,7 @@ def read_status(connection: Connection, alias: str) -> Status:
         connection.cursor(row_factory=class_row(GapStatus)).execute(GAPS).fetchall(),
         _read_ignored(connection),
         dict(connection.execute(MISCONFIGURED, [SendStatus.MISCONFIGURED]).fetchall()),
-        {topic: count for broker in brokers.values() for topic, count in broker.parked.items()},
+        {topic: count for parked, _ in brokers.values() for topic, count in parked.items()},
         deferred,
         differing_groups(connection),
         has_strays,
@@ -289,16 +290,16 @@ def is_read_only(connection: Connection) -> bool:
     return connection.execute(IS_READ_ONLY).fetchone() == (True,)
 
 
-def _read_brokers(connection: Connection, alias: str) -> dict[str, BrokerStatus]:
+def _read_brokers(connection: Connection, alias: str) -> dict[str, tuple[dict[str, int], list[str]]]:
     """Return the status of brokers that are stored in this database, the first of those that share its tables."""
-    broker_statuses: dict[str, BrokerStatus] = {}
+    broker_statuses: dict[str, tuple[dict[str, int], list[str]]] = {}
     for name in sorted({topic.broker for topic in conf.settings().topics.values()}):
         try:
             kind = conf.broker_class(name)
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
         if issubclass(kind, StoredInDatabase):
-            status = kind.read_status(alias, connection) if conf.stored_in(name) == alias else BrokerStatus()
+            status = kind.read_status(alias, connection) if conf.stored_in(name) == alias else ({}, [])
             if status not in broker_statuses.values():
                 broker_statuses[name] = status
     return broker_statuses

@@ -17,7 +17,7 @@ import msgspec
 from django.db import connections
 
 from outbox import conf, database
-from outbox.brokers.base import Delivery, StoredList, TopicSpec
+from outbox.brokers.base import Delivery, ReadPage, StoredList, TopicSpec
 from outbox.brokers.capabilities import StoredInDatabase
 from outbox.consuming.failures import shape_of
 from outbox.consuming.read import find_consumer, read, read_as, version_of
@@ -150,11 +150,11 @@ def read_stored(
         lists = list(_lists(connection)) if has_outbox else []
         for kind, options, topics in _stored_brokers().get(alias, ()):
             lists += kind.list_stored(options, topics, connection)
-        for stored in lists:
-            for delivery in _deliveries(stored, readings, everything=everything):
-                _note(readings, stored.noun, delivery)
-                if readings.read[stored.noun] % PAGE == 0:
-                    progress(stored.noun, readings.read[stored.noun])
+        for noun, read in lists:
+            for delivery in _deliveries(noun, read, readings, everything=everything):
+                _note(readings, noun, delivery)
+                if readings.read[noun] % PAGE == 0:
+                    progress(noun, readings.read[noun])
     return readings
 
 
@@ -177,19 +177,19 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
     return {alias: list(shared.values()) for alias, shared in brokers_of.items()}
 
 
-def _deliveries(one: StoredList, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
+def _deliveries(noun: str, read: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
     """Yield all messages of a list; or its oldest, and a page of its newest."""
     after, left = None, SAMPLE - PAGE
     while everything or left > 0:
-        page = one.read(after, PAGE, False)
+        page = read(after, PAGE, False)
         yield from (delivery for _, delivery in page if delivery is not None)
         if len(page) < PAGE:
             return
         after, left = page[-1][0], left - PAGE
-    newest = one.read(after, PAGE, True)
+    newest = read(after, PAGE, True)
     yield from (delivery for _, delivery in newest if delivery is not None)
     if len(newest) == PAGE:
-        readings.cut.add(one.noun)
+        readings.cut.add(noun)
 
 
 def _lists(connection: Connection) -> Iterator[StoredList]:
@@ -199,12 +199,12 @@ def _lists(connection: Connection) -> Iterator[StoredList]:
     yield _list(connection, "delayed message", DELAYED, FIRST_ID)
     yield _list(connection, "claimed message", IN_BATCHES.replace("{states}", f"IN {UNFINISHED}"), 0)
     yield _list(connection, "dead message", IN_BATCHES.replace("{states}", f"= {State.DEAD}"), 0)
-    yield StoredList("deferred message", partial(_read_deferred, connection, False))
-    yield StoredList("dead letter", partial(_read_deferred, connection, True))
+    yield "deferred message", partial(_read_deferred, connection, False)
+    yield "dead letter", partial(_read_deferred, connection, True)
 
 
 def _list(connection: Connection, noun: str, query: str, first: object, **arguments: object) -> StoredList:
-    return StoredList(noun, partial(_read_page, connection, query, first, arguments))
+    return noun, partial(_read_page, connection, query, first, arguments)
 
 
 def _read_page(

@@ -56,11 +56,7 @@ All but the first two are None where the message row is gone.
 _batch_id = itemgetter(0)
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """Messages of a batch, in order."""
-
-    batch: ClaimedBatch
-    rows: Sequence[Row]
+Loaded: TypeAlias = tuple[ClaimedBatch, Sequence[Row]]  # messages of a batch, in order
 
 
 def slices(connection: Connection, batches: Sequence[ClaimedBatch], budget: Budget) -> Iterator[list[Loaded]]:
@@ -103,7 +99,7 @@ def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[L
         if batch.split:
             members = [row for row in members if row[1] not in batch.split]
         if members:
-            yield Loaded(batch, members)
+            yield batch, members
 
 
 logger = get_logger(__name__)
@@ -191,30 +187,30 @@ class Sender:
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
             for wave in waves:
                 together, alone = [], []
-                for loaded in wave:
-                    if self.breakers.is_probed(loaded.batch.topic):
-                        alone.append((loaded.batch, self._growing(loaded)))
-                    elif loaded.batch.failures:
-                        alone.append((loaded.batch, _shrunk(loaded)))
+                for batch, rows in wave:
+                    if self.breakers.is_probed(batch.topic):
+                        alone.append((batch, self._growing(rows)))
+                    elif batch.failures:
+                        alone.append((batch, _shrunk(rows, batch.failures)))
                     else:
-                        together.append(loaded)
+                        together.append((batch, rows))
                 if together:
                     yield together
                 for batch, parts in alone:
                     for rows in parts:
                         if batch.topic in unavailable:
                             break
-                        yield [Loaded(batch, rows)]
+                        yield [(batch, rows)]
 
-    def _growing(self, loaded: Loaded) -> Iterator[Sequence[Row]]:
+    def _growing(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         """
         Yield the messages of a topic whose last send got no answer in growing parts: one as a probe, then two, four, and so on.
 
         They begin one message later each time, so that a message that the broker never answers is not always the first.
         """
-        start = self._probes % len(loaded.rows)
+        start = self._probes % len(rows)
         self._probes += 1
-        rows = [*loaded.rows[start:], *loaded.rows[:start]]
+        rows = [*rows[start:], *rows[:start]]
         size = 1
         while rows:
             yield rows[:size]
@@ -234,10 +230,9 @@ class Sender:
         """Make one call to the broker; return the topics that got no answer, each with the reason."""
         messages: list[Outgoing] = []
         sent: list[tuple[ClaimedBatch, list[int]]] = []
-        for loaded in wave:
-            positions = self.build(loaded, results[loaded.batch.id], messages, is_half=is_half)
-            if positions:
-                sent.append((loaded.batch, positions))
+        for batch, rows in wave:
+            if positions := self.build(rows, results[batch.id], messages, is_half=is_half):
+                sent.append((batch, positions))
         batches = [batch for batch, _ in sent]
         outcomes = iter(self._call(messages, batches, is_half=is_half) if messages else ())
         failures: dict[str, list[SendResult]] = {}
@@ -251,11 +246,11 @@ class Sender:
         self.unanswered = next((batch.id for batch in batches if batch.topic in unavailable), None)
         return unavailable
 
-    def build(self, loaded: Loaded, result: BatchSendResult, messages: list[Outgoing], *, is_half: bool) -> list[int]:
+    def build(self, rows: Sequence[Row], result: BatchSendResult, messages: list[Outgoing], *, is_half: bool) -> list[int]:
         """Append the outgoing messages of a batch; return their positions. A row that cannot be sent is REFUSED."""
-        builder = OutgoingBuilder(loaded.batch, source=self.source, is_half=is_half)
+        builder = OutgoingBuilder(result.batch, source=self.source, is_half=is_half)
         positions = []
-        for _, position, key, headers, about, body in loaded.rows:
+        for _, position, key, headers, about, body in rows:
             try:
                 if headers is None:
                     raise ValueError(ROW_GONE)
@@ -263,7 +258,7 @@ class Sender:
                 positions.append(position)
             except (ValueError, msgspec.MsgspecError) as error:
                 reason = str(error) if headers is None else f"Its row cannot be read: {error}"
-                result.unaccepted[position] = _refuse(loaded.batch, position, reason)
+                result.unaccepted[position] = _refuse(result.batch, position, reason)
         return positions
 
     def _call(self, messages: list[Outgoing], batches: Sequence[ClaimedBatch], *, is_half: bool) -> list[SendResult]:
@@ -327,11 +322,11 @@ class Sender:
         return unavailable
 
 
-def _shrunk(loaded: Loaded) -> Iterator[Sequence[Row]]:
+def _shrunk(rows: Sequence[Row], failures: int) -> Iterator[Sequence[Row]]:
     """Yield the messages of a batch that has failed in parts that get smaller with each failure, to find the one that fails."""
-    size = max(1, len(loaded.rows) >> min(SHRINKS_BY * loaded.batch.failures, MAX_SHIFT))
-    for start in range(0, len(loaded.rows), size):
-        yield loaded.rows[start : start + size]
+    size = max(1, len(rows) >> min(SHRINKS_BY * failures, MAX_SHIFT))
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) -> Iterator[list[Loaded]]:
@@ -340,11 +335,11 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
 
     When a message is not accepted, later messages of its key are not sent either.
     """
-    batches = {loaded.batch.id: loaded.batch for loaded in messages}
+    batches = [batch for batch, _ in messages]
     held: set[OrderKey] = set()
     for result in results.values():
         held |= {_key(result.batch, position) for position in result.unaccepted}
-    waiting = [(_key(loaded.batch, row[1]), row) for loaded in messages for row in loaded.rows]
+    waiting = [(_key(batch, row[1]), row) for batch, rows in messages for row in rows]
     while waiting:
         wave: dict[OrderKey, Row] = {}
         later = []
@@ -352,7 +347,7 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
             if key not in held and wave.setdefault(key, row) is not row:
                 later.append((key, row))
         if wave:
-            yield list(by_batch(wave.values(), batches.values()))
+            yield list(by_batch(wave.values(), batches))
         held |= {key for key, row in wave.items() if row[1] in results[row[0]].unaccepted}
         waiting = later
 

@@ -50,7 +50,7 @@ from outbox.failpoints import failpoint
 from outbox.logs import get_logger, log_fields
 from outbox.relay.commit import Committer
 from outbox.relay.lane import holding_lane
-from outbox.relay.send import Loaded, Sender, slices
+from outbox.relay.send import Loaded, Row, Sender, slices
 from outbox.relay.splitter import Splitter
 
 logger = get_logger(__name__)
@@ -204,7 +204,7 @@ class TransactionalSender:
     def _notify_lost(self, lane: int, dead: Sequence[DeadNotice]) -> None:
         notify_dead(dead)
         reason = f"The marker of lane {lane} is gone from broker {self.broker.alias!r}: {len(dead)} messages are dead."
-        details = {"lane": lane, "broker": self.broker.alias, "messages": [message.message_id for message in dead]}
+        details = {"lane": lane, "broker": self.broker.alias, "messages": [message_id for message_id, _, _ in dead]}
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _reset_marker(self) -> None:
@@ -225,7 +225,7 @@ class TransactionalSender:
         sent: set[int] = set()
         waiting = self._adopt(self._release_unavailable(batches), sent)
         for loaded in self._loads(waiting):
-            round_ = [BatchSendResult(part.batch, source=self.source) for part in loaded]
+            round_ = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
             if stopped_by is None:
                 self._relay_together(loaded, round_, sent)
@@ -280,31 +280,31 @@ class TransactionalSender:
         """Yield what one transaction takes, by its budget: whole batches, and the first part of one whose rest is split off."""
         waiting = list(batches)
         while waiting and (loaded := next(slices(self.connection, waiting, self.sender.breakers.budget), None)):
-            last = loaded.pop()
-            waiting = waiting[waiting.index(last.batch) + 1 :]
-            yield [*loaded, *self._cut(last)]
+            batch, rows = loaded.pop()
+            waiting = waiting[waiting.index(batch) + 1 :]
+            yield [*loaded, *self._cut(batch, rows)]
 
-    def _cut(self, loaded: Loaded) -> list[Loaded]:
+    def _cut(self, batch: ClaimedBatch, rows: Sequence[Row]) -> list[Loaded]:
         """Split the messages off a claimed batch that were not loaded, and return it; return nothing where the fence was lost."""
-        rest = {position: NEXT_ROUND for position in loaded.batch.positions if position > loaded.rows[-1][1]}
+        rest = {position: NEXT_ROUND for position in batch.positions if position > rows[-1][1]}
         if not rest:
-            return [loaded]
+            return [(batch, rows)]
         try:
-            self.splitter.split(loaded.batch, rest, split_at_claim)
+            self.splitter.split(batch, rest, split_at_claim)
         except FenceLost:
             return []
-        return [Loaded(replace(loaded.batch, split=loaded.batch.split | rest.keys()), loaded.rows)]
+        return [(replace(batch, split=batch.split | rest.keys()), rows)]
 
     def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
         """Send batches in one transaction, and record what became of it."""
         messages: list[Outgoing] = []
         positions = [
-            self.sender.build(part, result, messages, is_half=False) for part, result in zip(loaded, results, strict=True)
+            self.sender.build(rows, result, messages, is_half=False) for (_, rows), result in zip(loaded, results, strict=True)
         ]
         if any(result.unaccepted for result in results):
             self._undo(results, OTHER_REJECTED)
             return
-        named = [(part.batch.id, part.batch.attempt) for part in loaded]
+        named = [(batch.id, batch.attempt) for batch, _ in loaded]
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages), self.sender.timed(messages):
@@ -330,9 +330,10 @@ class TransactionalSender:
         mark_committed(self.connection, self.lane, named)
         sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
         failpoint("relay.after_mark")
-        for part in loaded:
-            self.sender.breakers.note_answer(part.batch.topic)
-            tracing.note_sent(self.broker.alias, part.batch.topic, [part.batch.message_ids[row[1] - 1] for row in part.rows])
+        for batch, rows in loaded:
+            self.sender.breakers.note_answer(batch.topic)
+            ids = [batch.message_ids[position - 1] for _, position, *_ in rows]
+            tracing.note_sent(self.broker.alias, batch.topic, ids)
 
     def _undo(self, results: Sequence[BatchSendResult], rest: Unaccepted) -> None:
         """

@@ -31,7 +31,7 @@ from outbox.brokers.memory import lookup, receiver
 from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Item, take
 from outbox.brokers.memory.options import MemoryOptions
-from outbox.brokers.memory.store import HalfRecord, MemoryGroup, MemoryLane, store
+from outbox.brokers.memory.store import HalfRecord, MemoryGroup, store
 from outbox.brokers.options import problems_with, read_options
 from outbox.brokers.validation import TOO_LATE, known_topic, validate
 from outbox.findings import Finding
@@ -64,7 +64,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         self.commit_window = self._settings.commit_window if self.end_semantics is EndSemantics.STATELESS else None
         if not self._settings.transactions:
             self.lacks = (*self.lacks, TransactionalSends)
-        self._open_lanes: dict[int, tuple[MemoryLane, int]] = {}  # with the epoch in which each was opened
+        self._open_lanes: dict[int, tuple[str, int]] = {}  # with the source for which, and the epoch in which, each was opened
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
@@ -106,33 +106,31 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     def open_lane(self, source: str, lane: int) -> str | None:
         """Take over a lane. Requests of its last holder that are still in flight will be rejected."""
         with self._store.changed:
-            opened = self._store.lanes.setdefault((source, lane), MemoryLane())
-            opened.epoch += 1
-            self._open_lanes[lane] = opened, opened.epoch
-            return opened.marker
+            self._store.lane_epochs[source, lane] += 1
+            self._open_lanes[lane] = source, self._store.lane_epochs[source, lane]
+            return self._store.markers.get((source, lane))
 
     def is_lane_open(self, lane: int) -> bool:
         return lane in self._open_lanes
 
     def look_at_lane(self, source: str, lane: int) -> str | None:
         with self._store.changed:
-            held = self._store.lanes.get((source, lane))
-            return held.marker if held else None
+            return self._store.markers.get((source, lane))
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Make messages visible and set the lane's marker, at once. A planned fault of one message fails all of them."""
         if lane not in self._open_lanes:
             return _unavailable(messages, f"Lane {lane} is not open here. Open it first.")
-        held, epoch = self._open_lanes.pop(lane)
+        source, epoch = self._open_lanes.pop(lane)
         with self._store.changed:
-            results = self._send_transaction(held, epoch, messages, marker)
-            if held.epoch == epoch and all(result.status is SendStatus.ACCEPTED for result in results):
-                self._open_lanes[lane] = held, epoch
+            results = self._send_transaction((source, lane), epoch, messages, marker)
+            if self._store.lane_epochs[source, lane] == epoch and all(result.status is SendStatus.ACCEPTED for result in results):
+                self._open_lanes[lane] = source, epoch
             return results
 
-    def _send_transaction(self, lane: MemoryLane, epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
+    def _send_transaction(self, lane: tuple[str, int], epoch: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         def arrive() -> list[SendResult]:
-            if lane.epoch != epoch:
+            if self._store.lane_epochs[lane] != epoch:
                 return _unavailable(messages, "Its lane was taken over. Open it again.")
             rejections = [self._validate(message, is_half=False) for message in messages]
             if any(rejections):
@@ -140,7 +138,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
                 return [rejection or other for rejection, other in zip(rejections, others, strict=True)]
             for message in messages:
                 self._store.show(message, self._now())
-            lane.marker = marker
+            self._store.markers[lane] = marker
             return [SendResult(SendStatus.ACCEPTED)] * len(messages)
 
         for message in messages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import datetime
 
@@ -51,13 +52,6 @@ class MemoryGroup(msgspec.Struct):
     unfinished: dict[str, dict[int, UnfinishedCopy]] = msgspec.field(default_factory=dict)
 
 
-class MemoryLane(msgspec.Struct):
-    """A lane of transactional sends: a number that only its holder knows, and the marker of its last transaction."""
-
-    epoch: int = 0
-    marker: str | None = None
-
-
 class Store:
     """The state that brokers of one NAME share. Hold `changed` during each read and each change."""
 
@@ -68,7 +62,8 @@ class Store:
         self.groups: dict[str, MemoryGroup] = {}
         self.faults: list[Fault] = []  # those that a test has planned, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        self.lanes: dict[tuple[str, int], MemoryLane] = {}  # source and number
+        self.lane_epochs: Counter[tuple[str, int]] = Counter()  # by source and number: how often each was opened
+        self.markers: dict[tuple[str, int], str] = {}
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,11 +131,10 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     }
     if not may_have_null(history, columns, "number"):
         return []
-    observations = Observations(
-        roles_of(config, history), history.sources, micros(history.as_of) - int(config.settle_seconds * 1e6)
-    )
+    cutoff_micros = micros(history.as_of) - int(config.settle_seconds * 1e6)
+    observe = partial(observations, roles_of(config, history), history.sources, cutoff_micros)
     wrong = (
-        scan(spark, history, columns, observations.of_part, OBSERVED, where_null="number")
+        scan(spark, history, columns, observe, OBSERVED, where_null="number")
         .groupBy("message_id", "topic")
         .agg(F.collect_set("seen").alias("seen"))
         .select("message_id", "topic", F.explode(F.array_compact(F.array(*_rules(config)))).alias("wrong"))
@@ -147,43 +146,37 @@ def audit_unnumbered(spark: SparkSession, config: PipelineConfig, history: Histo
     return by_topic(config, rows)
 
 
-@dataclass(frozen=True)
-class Observations:
-    """Turns rows of messages without a number into observations: message_id, topic, seen."""
+def observations(
+    roles: Roles, sources: frozenset[str], cutoff_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the observations of a part of a frame about messages without a number: message_id, topic, seen."""
+    for batch in batches:
+        is_ours = coded(batch, "source").is_(*sources)
+        mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
+        for seen in observed(roles, cutoff_micros, frame, mine) if len(mine) else ():
+            has_seen = [message is not None for message in seen]
+            columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
+            yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVED)
 
-    roles: Roles
-    sources: frozenset[str]
-    cutoff_micros: int
 
-    def of_part(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the observations of a part of a frame."""
-        for batch in batches:
-            is_ours = coded(batch, "source").is_(*self.sources)
-            mine = batch.filter(pc.and_(batch.column("number").is_null(), pa.array(is_ours)))
-            for seen in self.seen(frame, mine) if len(mine) else ():
-                has_seen = [message is not None for message in seen]
-                columns = [mine.column("message_id"), mine.column("topic").cast(pa.string()), pa.array(seen, pa.string())]
-                yield pa.RecordBatch.from_arrays([column.filter(pa.array(has_seen)) for column in columns], schema=OBSERVED)
-
-    def seen(self, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
-        """Yield columns with an observation for each row of a frame, or None."""
-        is_old = micros_of(batch, "at") <= self.cutoff_micros  # a missing time counts as old here
-        match frame:
-            case "places":
-                roles, state = self.roles.of_sent(batch), coded(batch, "state")
-                under_way = np.where(is_old, "late", "open")
-                sent = np.array([SENT_AS[role] for role in roles])
-                yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
-                for index, is_not_owed in self.roles.not_owed(batch):
-                    yield [f"not for {self.roles.groups[index].name}" if flag else None for flag in is_not_owed]
-            case "broker":
-                is_shown = micros_of(batch, "at", missing=NEVER) <= self.cutoff_micros
-                yield np.where(is_shown, "stored", "stored young").tolist()
-            case "inbox":
-                yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
-            case "failed_deliveries":
-                outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
-                yield [_known(*row) for row in zip(outcome, group, strict=True)]
+def observed(roles: Roles, cutoff_micros: int, frame: str, batch: pa.RecordBatch) -> Iterator[list[str | None]]:
+    """Yield columns with an observation for each row of a frame, or None."""
+    is_old = micros_of(batch, "at") <= cutoff_micros  # a missing time counts as old here
+    match frame:
+        case "places":
+            state, under_way = coded(batch, "state"), np.where(is_old, "late", "open")
+            sent = np.array([SENT_AS[role] for role in roles.of_sent(batch)])
+            yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
+            for index, is_not_owed in roles.not_owed(batch):
+                yield [f"not for {roles.groups[index].name}" if flag else None for flag in is_not_owed]
+        case "broker":
+            is_shown = micros_of(batch, "at", missing=NEVER) <= cutoff_micros
+            yield np.where(is_shown, "stored", "stored young").tolist()
+        case "inbox":
+            yield [f"in {group}" for group in batch.column("consumer_group").to_pylist()]
+        case "failed_deliveries":
+            outcome, group = batch.column("outcome").to_pylist(), batch.column("consumer_group").to_pylist()
+            yield [_known(*row) for row in zip(outcome, group, strict=True)]
 
 
 def _known(outcome: str | None, group: str) -> str | None:

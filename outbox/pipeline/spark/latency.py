@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,39 +74,31 @@ Times = tuple[Ints, Bools]  # microseconds since 1970, and which rows have one
 Hop = tuple[str, Times, Times, Any]  # name, start, end, and which rows are about it
 
 
-@dataclass(frozen=True)
-class Latency:
+def histograms(
+    tolerance_micros: int, recent_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """
-    Counts rows by latency.
+    Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
+    stored), `handle` (publish to handled, by group).
 
     Args:
         tolerance_micros: negative latencies up to this count as 0, because clocks differ.
         recent_micros: what ended earlier is counted by the day.
     """
-
-    tolerance_micros: int = 0
-    recent_micros: int = 0
-
-    def histograms(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """
-        Yield the histograms of a part of a frame. Hops: `claim` (publish to claim), `send` (claim to sent), `store` (publish to
-        stored), `handle` (publish to handled, by group).
-        """
-        counter = RowCounter(HISTOGRAM)
-        for batch in batches:
-            topic = coded(batch, "topic")
-            group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
-            for name, (start, has_start), (end, has_end), is_one in HOPS[frame](batch):
-                texts: list[Coded] = [topic, constant(name, len(batch)), group]
-                period = np.where(end >= self.recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
-                _count(counter, texts, [period, self._bins(end - start)], has_start & has_end & is_one)
-                if frame != "places":
-                    _count(counter, texts, [end // MINUTE, np.full(len(batch), COUNTED)], has_end)
-        yield from counter.batches()
-
-    def _bins(self, durations: Ints) -> Ints:
-        doublings = np.floor(np.log2(np.maximum(durations, 1)) * BINS_PER_DOUBLING).astype(np.int64)
-        return np.select([durations < -self.tolerance_micros, durations <= 1], [BACKWARDS, INSTANT], doublings + 1)
+    counter = RowCounter(HISTOGRAM)
+    for batch in batches:
+        topic = coded(batch, "topic")
+        group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
+        for name, (start, has_start), (end, has_end), is_one in HOPS[frame](batch):
+            texts: list[Coded] = [topic, constant(name, len(batch)), group]
+            period = np.where(end >= recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
+            latency = end - start
+            doublings = np.floor(np.log2(np.maximum(latency, 1)) * BINS_PER_DOUBLING).astype(np.int64)
+            bins = np.select([latency < -tolerance_micros, latency <= 1], [BACKWARDS, INSTANT], doublings + 1)
+            _count(counter, texts, [period, bins], has_start & has_end & is_one)
+            if frame != "places":
+                _count(counter, texts, [end // MINUTE, np.full(len(batch), COUNTED)], has_end)
+    yield from counter.batches()
 
 
 def _count(counter: RowCounter, texts: Sequence[Coded], numbers: Sequence[Ints], rows: Bools) -> None:
@@ -128,7 +120,8 @@ HOPS: dict[str, Callable[[pa.RecordBatch], Iterable[Hop]]] = {
 
 def count_times(spark: SparkSession, config: PipelineConfig, history: History) -> pa.Table:
     """Return the histograms of all hops and the counts of stored and handled messages, with the columns of HISTOGRAM."""
-    count = Latency(int(config.clock_tolerance_seconds * 1_000_000), micros(history.as_of - RECENT)).histograms
+    tolerance_micros = int(config.clock_tolerance_seconds * 1_000_000)
+    count = partial(histograms, tolerance_micros, micros(history.as_of - RECENT))
     rows = scan(spark, history, COLUMNS, count, HISTOGRAM)
     return rows.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).toArrow()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -43,13 +42,8 @@ SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "conne
 NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)  # errors that are not caused by damaged rows
 
 
-@dataclass(frozen=True)
-class FramePart:
-    """A query for a frame, or for a part of it. `opened`: a connection in the snapshot, and the snapshot's name."""
-
-    source: Source
-    opened: tuple[Any, str]
-    statement: Statement
+# A query for a frame, or for a part of it: its database, a connection in the snapshot and the snapshot's name, the query.
+FramePart = tuple[Source, tuple[Any, str], Statement]
 
 
 def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: Log = lambda text: None) -> None:
@@ -117,7 +111,7 @@ def _parts(
     parts: dict[str, list[FramePart | DataFrame]] = {name: [] for name in FRAMES}
     for source in config.brokers:
         for name, statement in statements.EMBEDDED_BROKER.items():
-            parts[name].append(FramePart(source, opened[source.url], statement))
+            parts[name].append((source, opened[source.url], statement))
     ours = opened[config.outbox.url]
     for cluster in clusters:
         parts["broker"] += cluster.messages(spark)
@@ -132,13 +126,13 @@ def _parts(
     elif config.recorded:
         wanted.append(("broker", statements.of_recorded(config.recorded)))
     for name, statement in wanted:
-        parts[name].append(FramePart(config.outbox, ours, statement))
+        parts[name].append((config.outbox, ours, statement))
     return parts
 
 
 def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
     """Write a frame; on an error, read its tables again with checks of each value. Return the broken rows."""
-    queries = [part for part in parts if isinstance(part, FramePart)]
+    queries = [part for part in parts if isinstance(part, tuple)]
 
     def write(*, with_care: bool) -> None:
         frames = [part for part in parts if isinstance(part, DataFrame)]
@@ -151,26 +145,26 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
             write(with_care=False)
             return []
         except Exception as error:  # tasks raise errors of PySpark or py4j
-            is_careful = any(part.statement.careful for part in queries)
+            is_careful = any(statement.careful for _, _, statement in queries)
             if not is_careful or any(text in str(error) for text in NO_DAMAGE):
                 raise
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
-        wanted = [(part.opened[0], part.statement.broken) for part in queries if part.statement.broken]
+        wanted = [(connection, statement.broken) for _, (connection, _), statement in queries if statement.broken]
         return [row for connection, statement in wanted for row in broken_rows(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 
 
 def _read(spark: SparkSession, part: FramePart, schema: StructType, *, with_care: bool) -> DataFrame:
-    connection, snapshot = part.opened
-    query = (part.statement.careful if with_care else "") or part.statement.query
-    low, high = connection.execute(part.statement.bounds).fetchone()
+    source, (connection, snapshot), statement = part
+    query = (statement.careful if with_care else "") or statement.query
+    low, high = connection.execute(statement.bounds).fetchone()
     bounds = (low or 0, high or 0)
-    if part.source.reader == "jdbc":
-        frame = read_by_jdbc(spark, part.source, query, bounds, snapshot)
+    if source.reader == "jdbc":
+        frame = read_by_jdbc(spark, source, query, bounds, snapshot)
     else:
-        frame = read_by_psycopg(spark, part.source, query, bounds, snapshot, schema)
+        frame = read_by_psycopg(spark, source, query, bounds, snapshot, schema)
     return frame.select(*(F.col(column.name).cast(column.dataType) for column in schema))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,12 +92,6 @@ ARROW = {
 }
 
 
-@dataclass
-class KeyRange(InputPartition):
-    low: int | None
-    high: int | None
-
-
 class PostgresSource(DataSource):
     """A data source with the options url, query, low, high, partitions, fetchrows and snapshot."""
 
@@ -118,15 +112,15 @@ class PostgresReader(DataSourceReader):
         low, high, count = (int(self.options[name]) for name in ("low", "high", "partitions"))
         step = max(1, -(-(high - low + 1) // count))
         cuts = list(range(low + step, high + 1, step))
-        return [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
+        return [InputPartition(ends) for ends in zip([None, *cuts], [*cuts, None], strict=True)]
 
-    def read(self, partition: KeyRange) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
         query = PART.format(columns=", ".join(self.schema.names), query=self.options["query"].replace("%", "%%"))
         with psycopg.connect(self.options["url"], application_name="outbox audit") as connection:
             connection.execute(JOIN.format(snapshot=self.options["snapshot"]))
             with connection.cursor(name="outbox_audit", binary=True) as cursor:
-                cursor.execute(query, {"low": partition.low, "high": partition.high})
+                cursor.execute(query, dict(zip(("low", "high"), partition.value, strict=True)))
                 while rows := cursor.fetchmany(int(self.options["fetchrows"])):
                     yield _batch(rows, schema)
 

@@ -235,7 +235,7 @@ def scan(
         many = min(len(parts), int(spark.conf.get("spark.sql.shuffle.partitions")))  # each task costs 80 ms of CPU
         columns_of_parts = zip(*parts, strict=True)
         tasks = spark.createDataFrame(pa.table([*map(pa.array, columns_of_parts)], ["frame", "file", "part"])).repartition(many)
-        found.append(tasks.mapInArrow(_reader(FileReader(columns, history.first_id, where_null), work), ddl(schema)))
+        found.append(tasks.mapInArrow(_reader(partial(read_part, columns, history.first_id, where_null), work), ddl(schema)))
     return reduce(DataFrame.unionAll, found)
 
 
@@ -274,36 +274,33 @@ def ddl(schema: pa.Schema) -> str:
     return ", ".join(f"{column.name} {SPARK_TYPES[column.type]}" for column in schema)
 
 
-@dataclass(frozen=True)
-class FileReader:
-    """Reads parts of a history's files. first_id: skip messages with lower ids; where_null: as in `scan`."""
+def read_part(
+    columns: Mapping[str, Sequence[str]], first_id: str, where_null: str, *, frame: str, file: str, part: int
+) -> Batches:
+    """
+    Yield the batches of a part of a history's file.
 
-    columns: Mapping[str, Sequence[str]]
-    first_id: str = ""
-    where_null: str = ""
-
-    def batches(self, frame: str, file: str, part: int) -> Batches:
-        """Yield the batches of a part of a file."""
-        columns = list(self.columns[frame])
-        first_id = self.first_id if frame in MESSAGE_FRAMES else ""
-        if first_id and "message_id" not in columns:
-            columns.append("message_id")
-        codes = [name for name in CODED if name in columns]
-        with opened(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
-            groups = self._groups(parquet.metadata, part)
-            for batch in parquet.iter_batches(ROWS, row_groups=groups, columns=columns, use_threads=False):
-                yield batch.filter(pc.greater_equal(batch.column("message_id"), first_id)) if first_id else batch
-
-    def _groups(self, metadata: Any, part: int) -> list[int]:
-        many = metadata.num_row_groups
-        mine = list(range(part * many // PARTS, (part + 1) * many // PARTS))
-        return [group for group in mine if not self.where_null or _may_have_null(metadata, group, self.where_null)]
+    Args:
+        columns, where_null: as in `scan`.
+        first_id: skip messages with lower ids.
+    """
+    wanted = list(columns[frame])
+    first_id = first_id if frame in MESSAGE_FRAMES else ""
+    if first_id and "message_id" not in wanted:
+        wanted.append("message_id")
+    codes = [name for name in CODED if name in wanted]
+    with opened(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
+        many = parquet.metadata.num_row_groups
+        mine = range(part * many // PARTS, (part + 1) * many // PARTS)
+        groups = [group for group in mine if not where_null or _may_have_null(parquet.metadata, group, where_null)]
+        for batch in parquet.iter_batches(ROWS, row_groups=groups, columns=wanted, use_threads=False):
+            yield batch.filter(pc.greater_equal(batch.column("message_id"), first_id)) if first_id else batch
 
 
-def _reader(reader: FileReader, work: Work) -> Any:
+def _reader(read_part: Callable[..., Batches], work: Work) -> Any:
     def read(parts: Batches) -> Batches:
         for batch in parts:
             for part in batch.to_pylist():
-                yield from work(part["frame"], reader.batches(**part))
+                yield from work(part["frame"], read_part(**part))
 
     return read

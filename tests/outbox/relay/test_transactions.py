@@ -67,12 +67,12 @@ def ids(tickets: Any) -> list[str]:
 
 def marker_of(broker: MemoryBroker, lane: int = 1) -> str | None:
     source = read_identity(database.raw("default")).source
-    return broker._store.lanes[source, lane].marker
+    return broker._store.markers[source, lane]
 
 
 def lose_marker(broker: MemoryBroker, lane: int = 1) -> None:
     source = read_identity(database.raw("default")).source
-    broker._store.lanes[source, lane].marker = None
+    broker._store.markers.pop((source, lane), None)
 
 
 def end_leases() -> None:

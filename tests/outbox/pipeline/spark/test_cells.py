@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox.pipeline.spark import cells as numbers
-from outbox.pipeline.spark.audit import Observations
+from outbox.pipeline.spark.audit import observed
 from outbox.pipeline.spark.cells import BUCKET, HIGHEST, NONE, Cells, InGroup, Reach, Roles, Seen, lanes_of, micros, of_group
 from outbox.pipeline.spark.config import AuditedGroup
 from outbox.pipeline.spark.lanes import roles_in
@@ -122,9 +122,9 @@ class TestAMessageThatAGroupHasNotHandled:
         assert found.tolist() == [WAITING, WAITING, dead, discarded, NONE, NONE, NONE]
 
     def test_without_a_number_too(self):
-        saying = Observations(Roles(GROUPS, micros(NOW)), frozenset("s"), micros(NOW))
+        roles = Roles(GROUPS, micros(NOW))
 
-        (found,) = saying.seen("failed_deliveries", failed_deliveries(*self.ROWS))
+        (found,) = observed(roles, micros(NOW), "failed_deliveries", failed_deliveries(*self.ROWS))
 
         assert found == ["waits in cart", "waits in cart", "dead in cart", "dead in cart", None, None, None]
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outbox.pipeline.spark import latency
 from outbox.pipeline.spark.config import AuditedGroup
-from outbox.pipeline.spark.latency import Latency, backlog_report, count_times, latency_report
+from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
 from outbox.pipeline.spark.measures import BACKWARDS, COUNTED, INSTANT
 from tests.outbox.pipeline.spark import worlds
 from tests.outbox.pipeline.spark.worlds import OURS, START, World
@@ -30,7 +31,7 @@ PLACES = st.tuples(st.sampled_from(["orders", "shipments"]), st.sampled_from(["s
 def histograms(frame, names, *batches, recent=0, counted=False):
     """Return topic, hop, group, minute, bin -> count; of `COUNTED` rows, or of others."""
     made = [pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema(names)) for rows in batches]
-    found = [row for batch in Latency(TOLERANCE, recent).histograms(frame, iter(made)) for row in batch.to_pylist()]
+    found = [row for batch in latency.histograms(TOLERANCE, recent, frame, iter(made)) for row in batch.to_pylist()]
     return {tuple(row.values())[:-1]: row["n"] for row in found if (row["bin"] == COUNTED) == counted}
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from outbox.pipeline.spark.audit import audit
 from outbox.pipeline.spark.history import History, open_history
 from outbox.pipeline.spark.keys import digest
 from outbox.pipeline.spark.latency import backlog_report, count_times, latency_report
-from outbox.pipeline.spark.scan import FEW_CODES, FileReader, RowCounter, coded, distinct
+from outbox.pipeline.spark.scan import FEW_CODES, RowCounter, coded, distinct, read_part
 from tests.outbox.pipeline.spark.worlds import World, message_id
 
 CODES = st.lists(st.sampled_from([-(1 << 60), -5, 0, 1, 2, 3, FEW_CODES, 1 << 60]), max_size=20)
@@ -139,16 +140,16 @@ class TestReading:
         return (tmp_path / "file.parquet").as_uri()
 
     def test_gives_each_row_in_one_part(self, file):
-        parts = [FileReader({"places": ("number",)}).batches("places", file, part) for part in range(scan.PARTS)]
+        parts = [read_part({"places": ("number",)}, "", "", frame="places", file=file, part=part) for part in range(scan.PARTS)]
 
         numbers = [number for part in parts for batch in part for number in batch.column("number").to_pylist()]
 
         assert numbers == [*range(1000), None, *range(1001, 2000)]
 
     def test_leaves_out_what_has_no_null_where_it_is_about_those(self, file):
-        reading = FileReader({"places": ("source", "number")}, where_null="number")
+        reading = partial(read_part, {"places": ("source", "number")}, "", "number", frame="places", file=file)
 
-        rows = [len(batch) for part in range(scan.PARTS) for batch in reading.batches("places", file, part)]
+        rows = [len(batch) for part in range(scan.PARTS) for batch in reading(part=part)]
 
         assert rows == [100]
 
