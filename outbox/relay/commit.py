@@ -427,8 +427,9 @@ class Sweeper(msgspec.Struct):
         try:
             statuses = broker.look_up_halves(halves)
         except Exception:
-            logger.exception("Broker %r could not look up %s half messages; the next sweep tries again.", broker.alias,
-            len(halves), extra=extra) return [HalfStatus.UNKNOWN] * len(halves)
+            text = "Broker %r could not look up %s half messages; the next sweep tries again."
+            logger.exception(text, broker.alias, len(halves), extra=extra)
+            return [HalfStatus.UNKNOWN] * len(halves)
         if len(statuses) != len(halves):
             text = "Broker %r returned %s statuses for %s half messages; the next sweep tries again."
             logger.error(text, broker.alias, len(statuses), len(halves), extra=extra)

@@ -199,8 +199,8 @@ MUTANTS: dict[str, Mutant] = {
     "nobody-fenced": Mutant(
         "The lane of another relay is fenced before its marker is read",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.look_at_lane(self.source, held.lane), held.lane)",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)",
+        "marker = self._decode_marker(self._transactional_broker.look_at_lane(self.source, recorded.lane), recorded.lane)",
         TRANSACTIONS,
     ),
     "marker-lost": Mutant(
@@ -524,7 +524,7 @@ MUTANTS: dict[str, Mutant] = {
     "marker-attempt": Mutant(
         "The marker of another lane names the attempt, too",
         "outbox/relay/transactions.py",
-        "if (batch.id, held.attempt) in marker.sent:",
+        "if (batch.id, recorded.attempt) in marker.sent:",
         "if batch.id in dict(marker.sent):",
         TRANSACTIONS,
     ),
@@ -538,8 +538,8 @@ MUTANTS: dict[str, Mutant] = {
     "other-marker-lost": Mutant(
         "A lost marker of another lane is no answer",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane) or Marker()",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane) or Marker()",
         TRANSACTIONS,
     ),
     "first-marker": Mutant(
