@@ -246,7 +246,8 @@ class RelayRunner:
         """Raise NotMigrated if the outbox no longer has the source id that this relay writes into messages and tokens."""
         if (source := require_identity(self._connection).source) != self.relay.source:
             raise NotMigrated(
-                f"The source id of the outbox in database {self.target.database!r} has changed from {self.relay.source!r} to {source!r}.",
+                f"The source id of the outbox in database {self.target.database!r} has changed from {self.relay.source!r} to "
+                f"{source!r}.",
                 hint="The relay is started again with the new id.",
             )
 
