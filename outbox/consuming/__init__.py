@@ -6,7 +6,7 @@ Consumers: each message's database effects once per group.
 | How is a handler registered, and with what `RetryPolicy`? | `register.py` |
 | Who receives messages, and acknowledges them at the broker? | `worker.py` |
 | Who runs a handler, in one transaction with its inbox row, and who drops duplicates? | `handle.py` |
-| Who decides whether a message is retried or becomes a dead letter, and what is counted? | `outcome.py`, in `judge` |
+| Who decides whether a message is retried or becomes a dead letter, and what is counted? | `outcome.py`, in `decide_deferral` |
 | What can an operator do with deferred messages? | `acts.py` |
 | Who tidies them up, each minute? | `deferred_housekeeping.py` |
 | Who renews a delivery while its handler runs, and ends it at its time limit? | `lease_thread.py` |

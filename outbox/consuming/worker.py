@@ -28,7 +28,7 @@ from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import fields_of, order_key_of
 from outbox.consuming.doubt import Doubt
 from outbox.consuming.handle import defer, handle, handle_together, ignore
-from outbox.consuming.handler import own_statements
+from outbox.consuming.handler import inbox_statements
 from outbox.consuming.holdings import Holdings, note_worker
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
 from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome
@@ -259,7 +259,7 @@ class Worker:
         """Run the deferred message that has been due for the longest time; return whether there was one."""
         doubt = Doubt()
         try:
-            taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_mine)
+            taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_granted)
             if taken is None:
                 return False
             if taken.is_doubtful:
@@ -276,8 +276,8 @@ class Worker:
             self._note_outage(taken.delivery)
         else:
             self._database_used_at = time.monotonic()
-        if result.ends_with is not None:
-            raise result.ends_with
+        if result.error_to_raise is not None:
+            raise result.error_to_raise
         return True
 
     def _check_due(self) -> bool:
@@ -330,22 +330,22 @@ class Worker:
         """Handle the received deliveries; return their number. Release the rest after an outage, defer the rest after a stop."""
         acked_at = time.monotonic()
         handled = 0
-        is_outage, ends_with = False, None
+        is_outage, error_to_raise = False, None
         try:
-            while not (is_outage or ends_with or self._stop.is_set()) and (taken := self._lease_thread.take()):
+            while not (is_outage or error_to_raise or self._stop.is_set()) and (taken := self._lease_thread.take()):
                 handled += len(taken)
                 is_outage = True  # in case `_handle` raises an error, so that the rest is released
                 results = self._handle([held.delivery for held in taken])
                 is_outage = self._settle(taken, results)
-                ends_with = next((result.ends_with for result in results if result.ends_with), None)
+                error_to_raise = next((result.error_to_raise for result in results if result.error_to_raise), None)
                 self._database_used_at = 0.0 if is_outage else time.monotonic()
                 if time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
                     self._ack(broker)
                     acked_at = time.monotonic()
         finally:
             self._settle_rest(broker, is_outage=is_outage)
-        if ends_with is not None:
-            raise ends_with
+        if error_to_raise is not None:
+            raise error_to_raise
         return handled
 
     def _handle(self, deliveries: list[Delivery]) -> list[HandlingResult]:
@@ -468,7 +468,7 @@ class Worker:
     def _recover(self) -> None:
         """After an outage, raise an error if the database still cannot store a message of that size; record the ends of runs."""
         if self._probe_bytes is not None:
-            with own_statements():
+            with inbox_statements():
                 deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)
             self._probe_bytes = None
         if self._unrecorded_runs:

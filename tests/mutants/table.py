@@ -227,9 +227,9 @@ MUTANTS: dict[str, Mutant] = {
     "inbox-transaction": Mutant(
         "The inbox row is committed with what the handler writes",
         HANDLE,
-        "        mine = [place for place, claimed in enumerate(run.claims) if claimed is Claim.MINE]\n",
+        "        claimed_indexes = [index for index, claimed in enumerate(run.claims) if claimed is Claim.CLAIMED]\n",
         '        connections[consumer.using].connection.execute("COMMIT")\n'
-        "        mine = [place for place, claimed in enumerate(run.claims) if claimed is Claim.MINE]\n",
+        "        claimed_indexes = [index for index, claimed in enumerate(run.claims) if claimed is Claim.CLAIMED]\n",
         (f"{CONSUMING}/test_inbox.py", f"{CONSUMING}/test_handle.py"),
     ),
     "ordered-work": Mutant(
@@ -249,15 +249,15 @@ MUTANTS: dict[str, Mutant] = {
     "inbox-lock": Mutant(
         "Two processes do not handle a message at once",
         INBOX,
-        '    SELECT {_LOCK.format("key")} AS is_mine,',
-        "    SELECT true AS is_mine,",
+        '    SELECT {_LOCK.format("key")} AS is_locked,',
+        "    SELECT true AS is_locked,",
         (f"{CONSUMING}/test_inbox.py",),
     ),
     "copies-in-a-batch": Mutant(
         "Of two copies in one call of a handler, one is dropped",
         INBOX,
-        "Claim.MINE if is_new and not is_copy else Claim.KNOWN",
-        "Claim.MINE if is_new else Claim.KNOWN",
+        "Claim.CLAIMED if is_new and not is_copy else Claim.KNOWN",
+        "Claim.CLAIMED if is_new else Claim.KNOWN",
         (f"{CONSUMING}/test_batches.py", f"{CONSUMING}/test_inbox.py"),
     ),
     "other-release": Mutant(
@@ -285,8 +285,8 @@ MUTANTS: dict[str, Mutant] = {
     "outage-in-a-hand": Mutant(
         "After a message that is not known in the end, the rest is released",
         WORKER,
-        "            while not (is_outage or ends_with or self._stop.is_set()) and",
-        "            while not (ends_with or self._stop.is_set()) and",
+        "            while not (is_outage or error_to_raise or self._stop.is_set()) and",
+        "            while not (error_to_raise or self._stop.is_set()) and",
         (f"{CONSUMING}/test_outage.py",),
     ),
     "renew-taken": Mutant(
@@ -390,7 +390,7 @@ MUTANTS: dict[str, Mutant] = {
     "end-savepoint": Mutant(
         "A failure is written under the lock of its row",
         "outbox/consuming/run_deferred.py",
-        "            if is_conflict(error) or run.end_of_process(error) or not _is_alive(using):\n",
+        "            if is_conflict(error) or run.error_at_shutdown(error) or not _is_alive(using):\n",
         "            if True:\n",
         TEST_DEFERRED,
     ),
