@@ -53,10 +53,9 @@ class HandlingResult(msgspec.Struct, frozen=True):
     The result of handling a delivery, or of running a deferred message.
 
     Args:
-        order_key: the key of a deferred message on an ordered topic, so that later messages of the key are deferred, too; otherwise
-            None.
+        order_key: the key of a deferred message on an ordered topic, whose later messages are deferred, too; otherwise None.
         is_failure: the handler failed.
-        ends_with: the exception that the worker has to raise after it has settled the delivery.
+        error_to_raise: the exception that the worker has to raise after it has settled the delivery.
     """
 
     outcome: Outcome

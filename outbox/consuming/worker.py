@@ -29,10 +29,10 @@ from outbox.consuming.delivery_info import fields_of, order_key_of
 from outbox.consuming.doubt import Doubt
 from outbox.consuming.handle import defer, handle, handle_together, ignore
 from outbox.consuming.handler import inbox_statements
-from outbox.consuming.holdings import Holdings, note_worker
+from outbox.consuming.holdings import Holdings, register_worker
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
 from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome
-from outbox.consuming.owners import introduce
+from outbox.consuming.owners import set_owner_and_topics
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.run_deferred import run_deferred
@@ -498,9 +498,9 @@ class Worker:
     def _open_broker(self) -> Receives:
         if self._broker is None:
             broker = Receives.of(conf.make_broker(self.alias))
-            introduce(broker, self.group)
+            set_owner_and_topics(broker, self.group)
             self._broker = broker
-            note_worker(self.alias, self.group.name, self._name, self)
+            register_worker(self.alias, self.group.name, self._name, self)
         return self._broker
 
 

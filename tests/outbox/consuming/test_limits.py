@@ -164,7 +164,7 @@ class TestBrokerThatIsAway:
 
 @pytest.mark.django_db
 def test_of_what_the_server_gave_up_are_by_topic(monkeypatch):
-    monkeypatch.setattr(limits, "MOST_GIVEN_UP", 3)
+    monkeypatch.setattr(limits, "MAX_GIVEN_UP", 3)
     monkeypatch.setattr(register, "registered", {})
     consumer(Placed, group="cart")(lambda message, context: None)
     defer(3, dead_at="2020-01-01T00:00:00Z")
