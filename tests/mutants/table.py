@@ -531,8 +531,8 @@ MUTANTS: dict[str, Mutant] = {
     "adopt-attempt": Mutant(
         "A batch is adopted by the attempt that has claimed it",
         "outbox/batches/transactions.py",
-        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n# It names',
-        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n# It names',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n# The condition names',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n# The condition names',
         TRANSACTIONS,
     ),
     "other-marker-lost": Mutant(
