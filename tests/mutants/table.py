@@ -454,7 +454,7 @@ MUTANTS: dict[str, Mutant] = {
     "held-key": Mutant(
         "After a message that was not accepted, no later one of its key is sent",
         "outbox/relay/send.py",
-        "            if key not in held and wave.setdefault",
+        "            if key not in stopped_keys and wave.setdefault",
         "            if wave.setdefault",
         (f"{RELAY}/test_send.py",),
     ),
