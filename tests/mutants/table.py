@@ -713,7 +713,7 @@ MUTANTS: dict[str, Mutant] = {
     "round-bytes": Mutant(
         "After a slow call, fewer bytes are sent at a time",
         "outbox/relay/breaker.py",
-        "self.size = max(self.LEAST, min(self.size, size) // 2)",
+        "self.size = max(self.MIN_SIZE, min(self.size, size) // 2)",
         "pass",
         (f"{RELAY}/test_breaker.py",),
     ),

@@ -163,7 +163,7 @@ class TestBudget:
         ids=["slow", "slow-before-it-was-full", "least", "neither", "fast", "fast-and-not-full"],
     )
     def test_follows_the_time_of_a_call(self, monkeypatch, size, seconds, expected):
-        monkeypatch.setattr(Budget, "LEAST", 100)
+        monkeypatch.setattr(Budget, "MIN_SIZE", 100)
         budget = Budget(1000)
 
         budget.note(size, seconds)
@@ -176,4 +176,4 @@ class TestBudget:
         for _ in range(10):
             budget.note(budget.size, 0.1)
 
-        assert budget.size == Budget.MOST
+        assert budget.size == Budget.MAX_SIZE
