@@ -27,8 +27,8 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
     """
     if not callable(build) or iscoroutinefunction(build):
         raise ConfigurationError(
-            f"@transactional(half_first={build!r}) needs a plain function, not a coroutine function, that builds the message. It is "
-            "called in the thread that holds the transaction."
+            f"@transactional(half_first={build!r}) needs a plain function that builds the message, not a coroutine function. It "
+            "is called in the thread that holds the transaction."
         )
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

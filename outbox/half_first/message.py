@@ -100,7 +100,7 @@ class HalfFirstMessage:
         within = None if window is None else window - timedelta(seconds=monotonic() - self._began_at)
         if within is not None and within <= timedelta(0):
             logger.info(
-                "The transaction of message %s ended after the broker's window; a check-back or a sweep commits the half message.",
+                "The transaction of message %s ended after the broker's window; a check-back or sweep commits the half message.",
                 self.half.message_id,
                 extra=self._fields(),
             )
