@@ -3,7 +3,8 @@ Workers: each runs in one thread, for one group and one broker. It runs due defe
 
 A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
 outcome. A message that it cannot handle is deferred: stored in the group's database, to be run later, and acknowledged, too.
-`ConsumerThreads` runs the workers of some groups.
+Some servers give messages up after many deliveries, and move them to a dead-letter queue; a worker stores these as dead letters
+of the group. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Worker:
 
     Args:
         alias: the broker. A client is made in the thread that uses it, and again after an error.
-        stop: set it, or call `stop()`, from any thread: the current message is finished, the rest deferred.
+        stop: an event. When any thread sets it, or calls `stop()`, the current message is finished, and the others are deferred.
         is_task: the worker runs inside a Celery task, so nothing else in the process sends its heartbeats: the lease thread does
             while a handler runs.
 
@@ -116,13 +117,13 @@ class Worker:
         self._broker: Receives | None = None
         self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
-        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
+        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")  # records refused writes to the inbox separately
         self._heartbeat_note = BY_CELERY if is_task else ""
         self._lease_thread = self._new_lease_thread()
         self._max_messages = max([self._settings.batch_size, *(other.batch_size or 1 for other in group.consumers.values())])
         self._limits = limits.TopicLimits(group, self._topics)
         self._subscriptions = subscriptions.subscriptions_of(group)
-        self._seconds_per_message = 0.0
+        self._seconds_per_message = 0.0  # how long handling a message has taken recently
         self._database_used_at = 0.0  # when the database last answered; 0 if the connection has to be checked before its next use
         self._heartbeat_at = float("-inf")
         self._due_checked_at = self._swept_at = self._given_up_checked_at = float("-inf")
@@ -170,7 +171,7 @@ class Worker:
                     self._log_error(error, pause)
                     failures += 1
                     self.close()
-                    self._pause(min(pause, max(0, deadline - time.monotonic())), goes_on=isinstance(error, BrokerUnavailable))
+                    self._pause(min(pause, max(0, deadline - time.monotonic())), may_run_due=isinstance(error, BrokerUnavailable))
                 else:
                     if once or (until_idle and not received):
                         break
@@ -182,6 +183,9 @@ class Worker:
     def step(self, wait: timedelta) -> int:
         """
         Run deferred messages that are due, then receive once and handle all received messages.
+
+        Args:
+            wait: the maximum time to wait for a message.
 
         Returns:
             The number of messages that were run, received, or fetched from the server's dead-letter queue.
@@ -227,17 +231,17 @@ class Worker:
         broker = self._broker
         return {**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running()
 
-    def _pause(self, seconds: float, *, goes_on: bool) -> None:
-        """Wait after an error. With `goes_on`, since only the broker is unavailable, run due deferred messages meanwhile."""
+    def _pause(self, seconds: float, *, may_run_due: bool) -> None:
+        """Wait after an error. With `may_run_due`, since only the broker is unavailable, run due deferred messages meanwhile."""
         until = time.monotonic() + seconds
         while not self._stop.is_set() and (remaining := until - time.monotonic()) > 0:
-            if goes_on:
+            if may_run_due:
                 try:
                     self._run_due()
                 except Exception:  # the next `step` raises it again
-                    goes_on = False
+                    may_run_due = False
             remaining = min(remaining, max(0.0, until - time.monotonic()))
-            self._stop.wait(min(remaining, POLL_SECONDS) if goes_on else remaining)
+            self._stop.wait(min(remaining, POLL_SECONDS) if may_run_due else remaining)
 
     def _run_due(self) -> int:
         """Check the database, write what is overdue there, and run at most BATCH_SIZE due messages; return their number."""
@@ -273,7 +277,7 @@ class Worker:
         self.counts.add(result.outcome)
         if result.outcome is Outcome.RELEASED:
             self._unrecorded_runs.append((taken.id, taken.runs))
-            self._note_outage(taken.delivery)
+            self._remember_outage(taken.delivery)
         else:
             self._database_used_at = time.monotonic()
         if result.error_to_raise is not None:
@@ -308,7 +312,7 @@ class Worker:
         for delivery, result in zip(given_up, results, strict=True):
             self.counts.add(result.outcome)
             if result.outcome is Outcome.RELEASED:  # it stays at the server, and is received again
-                self._note_outage(delivery)
+                self._remember_outage(delivery)
                 continue
             known.append(delivery)
             if result.outcome is Outcome.DEAD_LETTER:
@@ -367,7 +371,7 @@ class Worker:
         for held, result in zip(taken, results, strict=True):
             if result.outcome is Outcome.RELEASED:
                 is_outage = True
-                self._note_outage(held.delivery)
+                self._remember_outage(held.delivery)
                 continue
             self.counts.add(result.outcome)
             loop_errors.clear(self._inbox_loop)  # only here: a step without messages does not show that the inbox can be written
@@ -380,7 +384,7 @@ class Worker:
                 self._deferred_keys.add(result.order_key)
         return is_outage
 
-    def _note_outage(self, delivery: Delivery) -> None:
+    def _remember_outage(self, delivery: Delivery) -> None:
         self._database_used_at = 0.0
         self._probe_bytes = len(delivery.body)
 
