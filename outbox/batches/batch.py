@@ -64,7 +64,7 @@ class ClaimedBatch(msgspec.Struct, frozen=True):
 
 
 class SplitReason(enum.StrEnum):
-    """Why a message leaves its batch. The first four are statuses of a send."""
+    """Why a message is split off its batch, or returned with it. The first four are statuses of a send."""
 
     REFUSED = SendStatus.REFUSED.value
     MISCONFIGURED = SendStatus.MISCONFIGURED.value

@@ -46,7 +46,7 @@ def read_step(
     """
     Return whether this attempt has decided or sent a batch, the ids of its half messages, and the positions split off.
 
-    Whether is None if the row is gone.
+    If the row is gone, the first two values are None.
     """
     return connection.execute(READ_STEP, [attempt, batch_id]).fetchone() or (None, None, ())
 

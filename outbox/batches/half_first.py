@@ -40,7 +40,7 @@ SELECT batch.id, source.id
 FROM batch, outbox_source source, pg_advisory_xact_lock_shared({Lock.HALF_FIRST}, hashtext(%s::text))
 """
 
-# Runs in the transaction that has written the batch, so that a committed batch never lacks the position of its half message.
+# Runs in the transaction that has written the batch, so that a committed batch says where its half message is stored.
 NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
 
 MARK_SENT = f"""

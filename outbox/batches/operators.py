@@ -184,7 +184,7 @@ def _replay_each(
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
-    """Restore message rows that are gone from their copies; return the messages that have no copy."""
+    """Restore missing message rows from their copies; return the messages that have no copy."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
     with_copy = [message_id for message_id, has_copy in gone if has_copy]
     # Without the right, the rows go to the DEFAULT partition, until the maintenance of the tables' owner moves them.

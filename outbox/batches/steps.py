@@ -59,7 +59,7 @@ def decide(
     take_step(connection, DECIDE, arguments)
 
 
-# Returns ids, because a row count would not say which batches were marked.
+# RETURNING, since a row count would not show which batches were marked.
 MARK_SENT = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
 FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)

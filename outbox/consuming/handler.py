@@ -83,11 +83,7 @@ def inbox_statements() -> Iterator[None]:
 def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
     context = contexts[0]
     correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    ids = (
-        context.message_id,
-        correlation_id,
-        context.headers.get(Header.TRACEPARENT, ""),
-    )  # as_key: those of another program may be long
+    ids = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # as_key, since they may be long
     before = current_cause.set(Cause(*map(as_key, ids)) if len(contexts) == 1 else None)
     try:
         with as_innermost(consumer.using), handler_runs(), awaiting_all():

@@ -110,7 +110,7 @@ class LeaseThread:
             return self._taken
 
     def done(self, held: Held) -> None:
-        """Mark a delivery as one to be acknowledged."""
+        """Mark a delivery as done, so that it is acknowledged."""
         with self._lock:
             self._taken = [other for other in self._taken if other is not held]
             self._done.append(held)

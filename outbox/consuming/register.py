@@ -28,12 +28,8 @@ from outbox.message import Message, TopicType
 
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
-NOT_A_MESSAGE = {
-    "self",
-    "cls",
-    "context",
-    "contexts",
-}  # a first argument of such a name shows that the user expects other arguments
+# A first argument of such a name shows that the function expects other arguments.
+NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}
 REMOVED_OPTIONS = {
     "dedupe": "It is called idempotency_key.",
     "ordered": 'Remove the option. A topic keeps order if its TYPE in OUTBOX["TOPICS"] is "fifo".',
@@ -193,7 +189,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler has a batch_size and an ordered topic, or the broker of its topic can only send.
+            ConfigurationError: a handler has a batch_size and an ordered topic, or the broker of its topic only sends.
         """
         for registered in self.consumers.values():
             if not conf.broker_has(conf.topic_settings(registered.topic).broker, "Receives"):
