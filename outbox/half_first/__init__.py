@@ -72,8 +72,7 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
         try:
             with ExitStack() as stack:
                 _enter_transaction(stack, draft, using)
-                # Registered before the work, so that it runs before on_commit callbacks of the work, and no rolled back savepoint
-                # removes it.
+                # Registered first, so that it runs before on_commit callbacks of the work, and no savepoint can remove it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
                 message.prepare(topic, about=about)
                 failpoint("half_first.after_prepare")

@@ -53,8 +53,7 @@ class FullScanTimer(msgspec.Struct):
 
 MANY_TOPICS = 200  # scanning the tickets of so many topics costs more than claiming a few hundred messages
 
-# While rounds are full and quick, the limit of a claim doubles, up to GROWTH times the batch size, since each round has a fixed
-# cost.
+# While rounds are full and quick, the limit of a claim doubles, up to GROWTH times the batch size: each round has a fixed cost.
 GROWTH = 4
 QUICK_SECONDS = 1.0
 

@@ -53,8 +53,7 @@ class RelayResult(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-# If it is unknown whether the broker has accepted a message, it is sent again within a second; the maximum wait doubles each
-# time.
+# If it is unknown whether the broker has accepted a message, it is sent again within a second; that maximum doubles each time.
 RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 
 # The interval of retries if an operator has to correct something; outbox_replay --unsent sends at once.

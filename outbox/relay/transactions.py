@@ -174,9 +174,7 @@ class TransactionalSender:
         is_older = ahead > 0 or 0 < marker.timeline < self._timeline
         if is_older:
             self._alert_restored(marker, ahead)
-        if (
-            unknown or is_older or is_foreign
-        ):  # otherwise a new batch with the same id and attempt would be taken for one that was sent
+        if unknown or is_older or is_foreign:  # otherwise new batches with the same ids could be taken for sent ones
             self._reset_marker()
 
     def _is_foreign(self, marker: Marker) -> bool:
@@ -329,9 +327,8 @@ class TransactionalSender:
         if SplitReason.UNSURE in reasons:
             self._log_unsure(results)
         elif reasons:
-            for result in (
-                results if reasons != {SplitReason.UNAVAILABLE} else ()
-            ):  # their topics may be available: the whole transaction failed
+            # The topics of the others may be available, since the transaction failed as a whole.
+            for result in results if reasons != {SplitReason.UNAVAILABLE} else ():
                 for position in [
                     p for p, unaccepted in result.unaccepted.items() if unaccepted.reason is SplitReason.UNAVAILABLE
                 ]:

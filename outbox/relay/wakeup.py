@@ -31,8 +31,7 @@ WITHDRAW = "DELETE FROM outbox_wakeup WHERE relay = %s"
 
 IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_wakeup WHERE broker = %s AND relay <> %s)"
 
-# Delete the rows of relays that died, which is the case if the lock of their lane is free. Otherwise publishers would notify
-# them.
+# Delete the rows of relays that died, so that publishers do not notify them. The lock of the lane of a dead relay is free.
 FORGET_DEAD = f"DELETE FROM outbox_wakeup WHERE {IS_LANE_FREE.format(lane='relay')}"
 
 
