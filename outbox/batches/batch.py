@@ -110,7 +110,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
     half_places: dict[int, str] = msgspec.field(default_factory=dict)
     source: str = ""
 
-    def note(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
+    def record(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
         """Add the results of the messages at positions; return the results that are not ACCEPTED."""
         accepted, failed = SendStatus.ACCEPTED, []
         for position, outcome in zip(positions, outcomes, strict=True):

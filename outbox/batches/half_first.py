@@ -41,7 +41,7 @@ FROM batch, outbox_source source, pg_advisory_xact_lock_shared({Lock.HALF_FIRST}
 """
 
 # Runs in the transaction that has written the batch, so that a committed batch says where its half message is stored.
-NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
+STORE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
 
 MARK_SENT = f"""
 UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open = NULL
@@ -107,9 +107,9 @@ def insert_prepared(
         ) from error
 
 
-def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
+def store_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
     """Store where the broker keeps the half message (`HalfRef.place`), in the transaction that has written the batch."""
-    cursor.execute(NOTE_PLACE, [place, batch_id])
+    cursor.execute(STORE_PLACE, [place, batch_id])
 
 
 def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> None:

@@ -167,7 +167,7 @@ def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: time
     take_step(connection, RESEND_DISCARDED, arguments)
 
 
-NOTE_FAILURE = """
+INSERT_FAILED_SEND = """
 INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
 """
 
@@ -185,11 +185,11 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 """
 
 
-def note_failure(
+def record_failed_send(
     connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
 ) -> None:
     """Record a failed send."""
-    connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
+    connection.execute(INSERT_FAILED_SEND, [batch_id, attempt, list(message_ids), verdict, reason])
 
 
 def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:

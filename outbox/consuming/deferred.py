@@ -32,7 +32,7 @@ from msgspec.structs import asdict
 from outbox import database
 from outbox.brokers.base import Delivery
 from outbox.consuming.delivery_info import DeliveryInfo, idempotency_key_of, order_key_of
-from outbox.consuming.subscriptions import BETWEEN
+from outbox.consuming.subscriptions import SEPARATOR
 from outbox.database import Connection
 from outbox.database.guarded import guarded_transaction
 from outbox.database.locks import Lock
@@ -161,10 +161,10 @@ TAKE = f"""
 WITH due AS MATERIALIZED (
     SELECT d.id FROM outbox_deferred d
     WHERE d.consumer_group = %(group)s AND d.dead_at IS NULL AND d.due_at <= statement_timestamp()
-      AND (d.topic || '{BETWEEN}' || d.type || '{BETWEEN}*' = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}' || d.type || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}*' = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[]))
+      AND (d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}' || d.tag = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}topic ' || d.topic || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}topic ' || d.topic || '{SEPARATOR}' || d.tag = ANY (%(subscriptions)s::text[]))
       AND (d.crashes = 0 OR %(may_doubt)s) AND {_IS_FIRST_OF_KEY.format(key="d.order_key", more=" AND e.id < d.id")}
     ORDER BY d.due_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
@@ -330,7 +330,7 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
     Returns:
         The message; None if none is due.
     """
-    values = {"group": group, "mine": list(subscriptions), "may_doubt": may_doubt}
+    values = {"group": group, "subscriptions": list(subscriptions), "may_doubt": may_doubt}
     with own_transaction(using) as connection:
         row = connection.execute(TAKE, values).fetchone()
     if row is None:

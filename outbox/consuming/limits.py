@@ -46,7 +46,7 @@ class TopicLimits:
         self._topics = topics
         self._failures: dict[str, tuple[float, float]] = {}  # topic -> failures beyond the average at a time, and that time
 
-    def note_failure(self, topic: str) -> None:
+    def count_failure(self, topic: str) -> None:
         """Count a deferred failure of a topic."""
         self._failures[topic] = self._excess_failures(topic) + 1, time.monotonic()
 

@@ -36,7 +36,7 @@ DEPLOYED_IN = timedelta(hours=1)  # the maximum duration of a deployment
 _beats: dict[tuple[str, str], tuple[float, float]] = {}
 
 _ANY = "*"
-BETWEEN = "\x1f"  # separates topic, subject and tag in a subscription; none of them contains it
+SEPARATOR = "\x1f"  # separates topic, subject and tag in a subscription; none of them contains it
 
 _LIVE = """
 SELECT FROM outbox_process p
@@ -92,7 +92,7 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
 def subscriptions_of(group: Group) -> list[str]:
     """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
     return sorted(
-        BETWEEN.join((consumer.topic, consumer.subject, tag))
+        SEPARATOR.join((consumer.topic, consumer.subject, tag))
         for consumer in group.consumers.values()
         for tag in consumer.tags or (_ANY,)
     )
@@ -122,7 +122,9 @@ def differing_groups(connection: database.Connection) -> list[str]:
 def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
     """Return the subscriptions, in the form of `subscriptions_of`, that match a message."""
     return [
-        BETWEEN.join((topic, subject, tag_or_any)) for subject in (type_name, plain_subject(topic)) for tag_or_any in (_ANY, tag)
+        SEPARATOR.join((topic, subject, tag_or_any))
+        for subject in (type_name, plain_subject(topic))
+        for tag_or_any in (_ANY, tag)
     ]
 
 

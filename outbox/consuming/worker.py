@@ -379,7 +379,7 @@ class Worker:
             if result.outcome is Outcome.DEFERRED:
                 self._due_at = 0.0
             if result.is_failure:
-                self._limits.note_failure(held.delivery.topic)
+                self._limits.count_failure(held.delivery.topic)
             if result.order_key is not None:
                 self._deferred_keys.add(result.order_key)
         return is_outage

@@ -12,7 +12,7 @@ from django.db import connections
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch
-from outbox.batches.half_first import insert_prepared, mark_half_first_sent, note_half_first_place
+from outbox.batches.half_first import insert_prepared, mark_half_first_sent, store_half_first_place
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
@@ -81,7 +81,7 @@ class HalfFirstMessage:
         self.half = replace(self.half, place=outcome.place)
         if outcome.place:  # another process may have to end the half message, and needs it
             with connections[self._using].cursor() as cursor:
-                note_half_first_place(cursor, self._batch_id, outcome.place)
+                store_half_first_place(cursor, self._batch_id, outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:

@@ -63,7 +63,7 @@ class Breaker:
         """The remaining wait, in seconds; 0 when closed."""
         return max(0.0, self.open_until - self._clock()) if self._openings else 0.0
 
-    def note_answer(self) -> None:
+    def record_answer(self) -> None:
         """Close the breaker, since there was an answer, even if it was an error."""
         self._failures = self._openings = 0
 
@@ -71,7 +71,7 @@ class Breaker:
         """End the wait of an open breaker, so that the next probe may pass."""
         self.open_until = self._clock()
 
-    def note_unavailable(self) -> bool:
+    def record_no_answer(self) -> bool:
         """Count a batch that got no answer; return whether that opened the breaker."""
         self._failures += 1
         if self._openings == 0 and self._failures < self._threshold:
@@ -99,7 +99,7 @@ class Budget(msgspec.Struct):
     MIN_SIZE, MAX_SIZE = 64 * 1024, 8 * 1024 * 1024
     FAST_SECONDS, SLOW_SECONDS = 0.5, 2.0  # the timeouts of brokers are 5 s and longer
 
-    def note(self, size: int, seconds: float) -> None:
+    def adapt(self, size: int, seconds: float) -> None:
         """Adapt the budget to the duration of a call that sent a number of bytes, whether or not it was answered."""
         if seconds > self.SLOW_SECONDS:
             self.size = max(self.MIN_SIZE, min(self.size, size) // 2)
@@ -157,7 +157,7 @@ class Breakers:
         """Return whether to send one message of a topic first, because the topic or the broker has not answered last time."""
         return topic in self._topics or self.state is BreakerState.HALF_OPEN
 
-    def note_answer(self, topic: str) -> None:
+    def record_answer(self, topic: str) -> None:
         """Close the breakers of a topic and of the broker, since there was an answer, even if it was an error."""
         self._topics.pop(topic, None)
         self._reasons.pop(topic, None)
@@ -165,13 +165,13 @@ class Breakers:
         if self.state is not BreakerState.CLOSED:  # the broker is back, so its other topics may be, too
             for breaker in list(self._topics.values()):
                 breaker.end_wait()
-        self._broker.note_answer()
+        self._broker.record_answer()
 
     def reason(self, topic: str = "") -> str:
         """Return why the last send of a topic got no answer; if that is unknown, why that of the latest topic got none."""
         return self._reasons.get(topic) or next(reversed(self._reasons.values()), NO_ANSWER)
 
-    def note_unavailable(self, topic: str, reason: str = "") -> float:
+    def record_no_answer(self, topic: str, reason: str = "") -> float:
         """
         Count a batch that got no answer.
 
@@ -182,7 +182,7 @@ class Breakers:
             self._reasons.pop(topic, None)  # so that the latest reason is the last one
             self._reasons[topic] = reason
         breaker = self._topics.setdefault(topic, self._make())
-        is_opened = breaker.note_unavailable()
+        is_opened = breaker.record_no_answer()
         if is_opened:
             self._unanswered.add(topic)
         is_probe = self.state is BreakerState.HALF_OPEN

@@ -45,7 +45,7 @@ class FullScanTimer(msgspec.Struct):
         """Return whether the next scan starts at 0."""
         return self.clock() >= self.due_at
 
-    def note_full_scan(self, began: float) -> None:
+    def schedule_next(self, began: float) -> None:
         """Schedule the next scan from 0, after one that began at a time of the clock has just ended."""
         now = self.clock()
         self.due_at = now + min(self.MAX_INTERVAL_SECONDS, (now - began) * self.INTERVAL_FACTOR)
@@ -101,7 +101,7 @@ class Claims:
         self.full_scans = FullScanTimer(self.clock)
         self.late_scans = FullScanTimer(self.clock)
 
-    def note_round(self, claimed: int, sent: int, seconds: float) -> None:
+    def adapt_limit(self, claimed: int, sent: int, seconds: float) -> None:
         """Double the limit after a full round that was quick and sent all of its messages; otherwise reset it."""
         is_worth_more = self.limit <= claimed == sent and seconds < QUICK_SECONDS
         grown = min(2 * self.limit, GROWTH * self.batch_size, MESSAGES_PER_CLAIM)
@@ -123,7 +123,7 @@ class Claims:
         began = self.clock()
         batches = self._claim(scope, limit, is_full_scan=is_due)
         if is_due and limit is None:
-            self.full_scans.note_full_scan(began)
+            self.full_scans.schedule_next(began)
         return batches
 
     def _claim(
@@ -162,7 +162,7 @@ class Claims:
             if topic and not is_ordered and batch is None and scan_from and self.late_scans.is_due():
                 began = self.clock()
                 topic, is_ordered, batch = self._claim_topic(topic_id, 0, without)
-                self.late_scans.note_full_scan(began)
+                self.late_scans.schedule_next(began)
             if batch is not None:
                 batches.append(batch)
             elif topic and is_ordered:

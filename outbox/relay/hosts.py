@@ -182,7 +182,7 @@ class RelayRunner:
         """Delete the heartbeat, since this relay ends for good."""
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
-    def note_sweep(self) -> None:
+    def beat_as_sweep(self) -> None:
         """Send a heartbeat of kind `sweep`, which shows that Celery beat is running."""
         heartbeats.beat(self._connection, SWEEP, broker=self.target.broker, note=self._note)
 
@@ -381,7 +381,7 @@ def run_once(
             if shutdown is not None:
                 shutdown.on_request(runner.stop)
             if is_sweep:
-                runner.note_sweep()
+                runner.beat_as_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)
     except LaneNotHeld:
         # Other relays do the work. The heartbeat still shows that a worker has taken the task.

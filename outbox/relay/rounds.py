@@ -183,7 +183,7 @@ class Relay:
                 groups = [[batch for batches in groups for batch in batches]]
             for batches in groups:
                 done.add(self._relay(batches, began))
-            self.claims.note_round(done.claimed, done.sent, self._clock() - began)
+            self.claims.adapt_limit(done.claimed, done.sent, self._clock() - began)
         done.fences_lost = self.committer.fences_lost - lost_before
         self.total.add(done)
         return done

@@ -238,7 +238,7 @@ class Sender:
         failures: dict[str, list[SendResult]] = {}
         answered: set[str] = set()
         for batch, positions in sent:
-            failed = results[batch.id].note(positions, islice(outcomes, len(positions)))
+            failed = results[batch.id].record(positions, islice(outcomes, len(positions)))
             failures.setdefault(batch.topic, []).extend(failed)
             if len(failed) < len(positions) or any(result.status in ANSWERS for result in failed):
                 answered.add(batch.topic)
@@ -283,7 +283,7 @@ class Sender:
         try:
             yield
         finally:
-            self.breakers.budget.note(sum(len(message.body) for message in messages), self.clock() - began)
+            self.breakers.budget.adapt(sum(len(message.body) for message in messages), self.clock() - began)
 
     def _why_open(self, topic: str = "") -> Unaccepted:
         """Return the reason for messages that are not sent because a breaker is open: the error that opened it."""
@@ -304,13 +304,13 @@ class Sender:
         unavailable = {}
         for topic, failed in failures.items():
             if topic in answered:
-                self.breakers.note_answer(topic)
+                self.breakers.record_answer(topic)
                 continue
             reason = next((result.reason for result in failed if result.status is SendStatus.UNAVAILABLE), None)
             if reason is None:
                 continue
             unavailable[topic] = Unaccepted(SplitReason.UNAVAILABLE, reason)
-            if seconds := self.breakers.note_unavailable(topic, reason):
+            if seconds := self.breakers.record_no_answer(topic, reason):
                 logger.warning(
                     "Topic %r of broker %r gets no answer (%s). The relay skips the topic for %.1f s.",
                     topic,

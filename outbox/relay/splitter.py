@@ -11,7 +11,7 @@ import msgspec
 from outbox import signals
 from outbox.batches.batch import ClaimedBatch, PreparedBatch, SplitReason, Unaccepted
 from outbox.batches.split import Run, runs
-from outbox.batches.steps import DeadNotice, give_up_unproven, note_failure, notify_dead, resend_discarded, return_batch
+from outbox.batches.steps import DeadNotice, give_up_unproven, notify_dead, record_failed_send, resend_discarded, return_batch
 from outbox.database import Connection
 from outbox.logs import get_logger, log_fields
 from outbox.outages import Backoff
@@ -89,7 +89,7 @@ class Splitter(msgspec.Struct, frozen=True):
         for run in runs_to_leave:
             if run.reason.is_failure:
                 ids = batch.message_ids[run.lo - 1 : run.hi]
-                note_failure(self.connection, batch.id, batch.attempt, ids, verdict=run.reason, reason=run.text)
+                record_failed_send(self.connection, batch.id, batch.attempt, ids, verdict=run.reason, reason=run.text)
 
 
 def _send_alert(batch: ClaimedBatch | PreparedBatch, runs_to_leave: Sequence[Run]) -> None:

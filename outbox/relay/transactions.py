@@ -322,7 +322,7 @@ class TransactionalSender:
             outcomes = iter(self._transactional_broker.send_transaction(self.lane, messages, self._marker(named)))
         failpoint("relay.after_transaction")
         for result, positions_of_batch in zip(results, positions, strict=True):
-            result.note(positions_of_batch, islice(outcomes, len(positions_of_batch)))
+            result.record(positions_of_batch, islice(outcomes, len(positions_of_batch)))
         reasons = {unaccepted.reason for result in results for unaccepted in result.unaccepted.values()}
         if SplitReason.UNSURE in reasons:
             self._log_unsure(results)
@@ -343,7 +343,7 @@ class TransactionalSender:
         sent |= {batch_id for batch_id, _ in named}  # including batches that another relay has marked first
         failpoint("relay.after_mark")
         for batch, rows in loaded:
-            self.sender.breakers.note_answer(batch.topic)
+            self.sender.breakers.record_answer(batch.topic)
             ids = [batch.message_ids[position - 1] for _, position, *_ in rows]
             tracing.note_sent(self.broker.alias, batch.topic, ids)
 
@@ -374,13 +374,13 @@ class TransactionalSender:
         breakers, topic = self.sender.breakers, result.batch.topic
         texts = [unaccepted.text for unaccepted in result.unaccepted.values() if unaccepted.reason is SplitReason.UNAVAILABLE]
         if texts:
-            breakers.note_unavailable(topic, texts[0])
+            breakers.record_no_answer(topic, texts[0])
         elif any(unaccepted.reason is not SplitReason.SHED for unaccepted in result.unaccepted.values()):
-            breakers.note_answer(topic)
+            breakers.record_answer(topic)
 
     def _return_unavailable(self, batch: ClaimedBatch, reason: str) -> None:
         self._return(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.UNAVAILABLE, reason)))
-        self.sender.breakers.note_unavailable(batch.topic, reason)
+        self.sender.breakers.record_no_answer(batch.topic, reason)
 
     def _return(self, batch: ClaimedBatch, unaccepted: dict[int, Unaccepted]) -> None:
         self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))

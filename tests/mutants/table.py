@@ -270,8 +270,8 @@ MUTANTS: dict[str, Mutant] = {
     "other-release-takes": Mutant(
         "A deferred message is run by a process that has a handler for it",
         DEFERRED,
-        "d.topic || '{BETWEEN}' || d.type || '{BETWEEN}*' = ANY (%(mine)s::text[])",
-        "d.topic IS NOT NULL OR '*' = ANY (%(mine)s::text[])",
+        "d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])",
+        "d.topic IS NOT NULL OR '*' = ANY (%(subscriptions)s::text[])",
         (f"{CONSUMING}/test_subscriptions.py", f"{CONSUMING}/test_read.py"),
     ),
     "acknowledge-first": Mutant(

@@ -98,7 +98,7 @@ class TestFailures:
         of_worker = TopicLimits(group("cart"), ["orders", "elsewhere"])
         for _ in range(200):
             assert "orders" in of_worker.open_topics()
-            of_worker.note_failure("orders")
+            of_worker.count_failure("orders")
 
         assert of_worker.open_topics() == ["elsewhere"]
         assert "more than 20 of its messages fail in a second" in of_worker.refusals()["orders"]
