@@ -469,7 +469,7 @@ class TestMarker:
         broker.send_transaction(1, [], '{"sent":[[5,1]],"database":"77/16384","timeline":1}')
         ticket = TicketFactory(topic=make_topic("normal"))
 
-        with pytest.raises(BrokerMisconfigured, match=r"Another database \(server/id 77/16384\) .* give it an id of its own"):
+        with pytest.raises(BrokerMisconfigured, match=r"Another database \(server/id 77/16384\) .* give it another source id"):
             relay.step()
 
         assert stored(ticket)
