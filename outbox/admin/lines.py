@@ -37,7 +37,7 @@ def drawing(
         by_decades: draw by decades, not by equal steps.
     """
     known = [value for values in lines.values() for value in values if value is not None]
-    low, high = (_decades if by_decades else _even_steps)(known)
+    low, high = _ends(known, by_decades)
     scaled = math.log10 if by_decades else float
     return {
         "name": name,
@@ -63,13 +63,10 @@ def drawing(
     }
 
 
-def _even_steps(values: Sequence[float]) -> tuple[float, float]:
+def _ends(values: Sequence[float], by_decades: bool) -> tuple[float, float]:
     """Return the values at the bottom and at the top."""
-    return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
-
-
-def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Return the powers of ten at the bottom and at the top, where values of all sizes are to be seen."""
+    if not by_decades:
+        return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
     known = [value for value in values if value > 0] or [1.0]
     low = math.floor(math.log10(min(known)))
     return 10**low, 10 ** max(low + 1, math.ceil(math.log10(max(known))))

@@ -94,12 +94,14 @@ class Newest(ChangeList):
         bounds = self._bounds
         needs_all_rows = not self.query and any(spec.value() is not None and not spec.is_indexed for spec in self.filter_specs)  # type: ignore[attr-defined]
         if needs_all_rows and not self.model_admin.is_small:
-            self.floor = self._find_floor(bounds)
+            keyset = self.model_admin.keyset
+            read = self.root_queryset.filter(**bounds).order_by(f"-{keyset}").values_list(keyset, flat=True)
+            self.floor = next(iter(read[LOOKED_AT : LOOKED_AT + 1]), None)
             if self.floor is not None:
-                bounds[f"{self.model_admin.keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
+                bounds[f"{keyset}__gte"] = self.floor  # found within the bounds, so not lower than these
                 self.note = _("No index serves this filter: only the newest {} rows were looked at.").format(number(LOOKED_AT))
-        if self.query and (read := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
-            pks, self.floor, self.note = read
+        if self.query and (unindexed := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
+            pks, self.floor, self.note = unindexed
             rows = rows.filter(pk__in=pks)
         narrowed: QuerySet[Any] = self.model_admin.narrow(rows.filter(**bounds), request, bounds)
         return narrowed
@@ -153,8 +155,3 @@ class Newest(ChangeList):
             return (timezone.make_aware(value) if timezone.is_naive(value) else value).astimezone(UTC)
         except (ValidationError, OverflowError, ValueError) as error:
             raise IncorrectLookupParameters from error
-
-    def _find_floor(self, bounds: dict[str, Any]) -> Any:
-        keyset = self.model_admin.keyset
-        rows = self.root_queryset.filter(**bounds).order_by(f"-{keyset}").values_list(keyset, flat=True)
-        return next(iter(rows[LOOKED_AT : LOOKED_AT + 1]), None)

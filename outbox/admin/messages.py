@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from outbox import conf, database
-from outbox.admin.base import ReadOnlyAdmin
+from outbox.admin.base import ReadOnlyAdmin, TopicFilter
 from outbox.admin.body_preview import is_field_shown
 from outbox.admin.contents import contents, read_beginning
 from outbox.admin.links import about_link, message_link
@@ -88,14 +88,8 @@ class StateFilter(Filter):
                 return queryset if state is None or state in MessageStatus.values else queryset.none()
 
 
-class TopicIdFilter(Filter):
+class TopicIdFilter(TopicFilter):
     """Filter by topic, in the table of messages, which has no index for it."""
-
-    title = _("topic")
-    parameter_name = "topic"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(topic.name, topic.name) for topic in topics(request)]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[MessageRow]) -> QuerySet[MessageRow]:
         if self.value() is None:

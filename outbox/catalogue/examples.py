@@ -110,17 +110,14 @@ def _fields(kind: Any, level: int) -> dict[str, Any]:
     for field in kind.fields:
         if level >= MOST_NESTED and not field.required:
             continue
-        values[field.encode_name] = _field(field, level)
+        has_examples = isinstance(field.type, inspect.Metadata) and "examples" in (field.type.extra_json_schema or {})
+        if has_examples or field.default in (msgspec.NODEFAULT, None):
+            values[field.encode_name] = _of(field.type, level + 1)
+        else:
+            values[field.encode_name] = msgspec.to_builtins(field.default, str_keys=True)
     if getattr(kind, "tag_field", None):
         values = {kind.tag_field: kind.tag} | values
     return values
-
-
-def _field(field: Any, level: int) -> Any:
-    has_examples = isinstance(field.type, inspect.Metadata) and "examples" in (field.type.extra_json_schema or {})
-    if not has_examples and field.default not in (msgspec.NODEFAULT, None):
-        return msgspec.to_builtins(field.default, str_keys=True)
-    return _of(field.type, level + 1)
 
 
 _MAKERS: list[tuple[Any, Callable[[Any, int], Any]]] = [

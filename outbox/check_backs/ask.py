@@ -29,7 +29,7 @@ Ask = Callable[[Half], Resolution]
 NoteSent = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
-TIMEOUT = timedelta(seconds=10)
+TIMEOUT = timedelta(seconds=10)  # for the connection, and again for the response
 
 ENDPOINT = Loop("check-back endpoint")
 
@@ -88,7 +88,7 @@ def _has_host(url: str) -> bool:
         return False
 
 
-def over_http(url: str, secret: str, timeout: timedelta = TIMEOUT) -> Ask:
+def over_http(url: str, secret: str) -> Ask:
     """
     Return an `ask` that calls a check-back endpoint with requests signed as Standard Webhooks.
 
@@ -96,7 +96,6 @@ def over_http(url: str, secret: str, timeout: timedelta = TIMEOUT) -> Ask:
 
     Args:
         secret: one of the endpoint's `SECRETS`: `whsec_` and base64.
-        timeout: for the connection, and again for the response.
 
     Raises:
         ConfigurationError: the URL is not http(s), or the secret is not base64.
@@ -110,7 +109,7 @@ def over_http(url: str, secret: str, timeout: timedelta = TIMEOUT) -> Ask:
 
     def ask(half: Half) -> Resolution:
         try:
-            reply = _read(opener, _signed_request(url, signer, _question(half)), timeout)
+            reply = _read(opener, _signed_request(url, signer, _question(half)))
             resolution = Resolution(reply["answer"])
         except Exception as error:
             text = "The check-back endpoint {}. {}".format(*explain(url, error))
@@ -133,7 +132,7 @@ def probe(url: str, secret: str) -> None:
     signer = make_signer(secret)
     request = _signed_request(url, signer, json.dumps(PROBE))
     headers = {name: request.get_header(name.capitalize(), "") for name in ("webhook-id", "webhook-timestamp")}
-    reply = _read(make_opener(), request, TIMEOUT)
+    reply = _read(make_opener(), request)
     signer.verify(PROBED, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)
 
 
@@ -177,9 +176,9 @@ def make_signer(secret: str) -> Webhook:
     return Webhook(key)
 
 
-def _read(opener: urllib.request.OpenerDirector, request: urllib.request.Request, timeout: timedelta) -> Any:
+def _read(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
     """Return the JSON of a response with status 200."""
-    with opener.open(request, timeout=timeout.total_seconds()) as response:
+    with opener.open(request, timeout=TIMEOUT.total_seconds()) as response:
         if response.status != 200:
             raise HTTPError(request.full_url, response.status, response.reason, response.headers, None)
         return json.loads(response.read(ANSWER_BYTES))

@@ -112,11 +112,6 @@ class Taken(msgspec.Struct, frozen=True):
         """The name of its message type."""
         return self.delivery.headers.get(Header.TYPE, "")
 
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether it may have killed a process."""
-        return self.crashes > 0
-
 
 SETTINGS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Self
 
 import msgspec
@@ -185,12 +184,7 @@ def idle_limit(using: str) -> str | None:
     """Return the timeout for idle transactions in milliseconds, as a text; None in the transaction of a test."""
     if len(connections[using].atomic_blocks) > 1:
         return None
-    return _idle_within(conf.settings().consumer.invisible)
-
-
-@cache
-def _idle_within(invisible: timedelta) -> str:
-    return str(int(max(1, invisible * IDLE_SHARE // timedelta(milliseconds=1))))
+    return str(int(max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))))
 
 
 def drop(entry: InboxEntry, using: str) -> None:

@@ -266,7 +266,7 @@ class Worker:
             taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_granted)
             if taken is None:
                 return False
-            if taken.is_doubtful:
+            if taken.crashes:  # it may have killed a process
                 consumer = self.group.find(taken.delivery.topic, taken.type, taken.delivery.tag)
                 doubt.extend(consumer.time_limit if consumer else None)
             else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, Self
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -40,36 +39,25 @@ def as_innermost(alias: str) -> Iterator[None]:
         _innermost.reset(token)
 
 
-class _ConnectionState(NamedTuple):
-    """
-    The state of a Django connection. The transaction around a test does not count.
+# The number of open `atomic()` blocks; autocommit, None if Django's and psycopg's differ; the transaction's status; the number of
+# `on_commit()` hooks that wait although no transaction is open. The transaction around a test does not count.
+_ConnectionState = tuple[int, bool | None, TransactionStatus, int]
 
-    Args:
-        blocks: number of open `atomic()` blocks.
-        autocommit: None if Django's and psycopg's differ.
-        hooks: number of `on_commit()` hooks that wait although no transaction is open.
-    """
 
-    blocks: int
-    autocommit: bool | None
-    status: TransactionStatus
-    hooks: int
+def _state_of(wrapper: BaseDatabaseWrapper) -> _ConnectionState:
+    if wrapper.connection is None:
+        return _clean_state(wrapper)
+    blocks = len(wrapper.atomic_blocks) if wrapper.in_atomic_block else 0
+    autocommit = wrapper.autocommit if wrapper.connection.autocommit == wrapper.autocommit else None
+    status = TransactionStatus(wrapper.connection.pgconn.transaction_status)
+    # Both states are correct in a test's transaction, since it begins with its first statement.
+    status = IDLE if blocks and status is TransactionStatus.INTRANS else status
+    return blocks, autocommit, status, 0 if blocks else len(wrapper.run_on_commit)
 
-    @classmethod
-    def of(cls, wrapper: BaseDatabaseWrapper) -> Self:
-        if wrapper.connection is None:
-            return cls.clean(wrapper)
-        blocks = len(wrapper.atomic_blocks) if wrapper.in_atomic_block else 0
-        autocommit = wrapper.autocommit if wrapper.connection.autocommit == wrapper.autocommit else None
-        status = TransactionStatus(wrapper.connection.pgconn.transaction_status)
-        # Both states are correct in a test's transaction, since it begins with its first statement.
-        status = IDLE if blocks and status is TransactionStatus.INTRANS else status
-        return cls(blocks, autocommit, status, 0 if blocks else len(wrapper.run_on_commit))
 
-    @classmethod
-    def clean(cls, wrapper: BaseDatabaseWrapper) -> Self:
-        """Return the state of a correct connection between two transactions."""
-        return cls(0, wrapper.settings_dict["AUTOCOMMIT"], IDLE, 0)
+def _clean_state(wrapper: BaseDatabaseWrapper) -> _ConnectionState:
+    """Return the state of a correct connection between two transactions."""
+    return 0, wrapper.settings_dict["AUTOCOMMIT"], IDLE, 0
 
 
 @contextmanager
@@ -107,18 +95,18 @@ def guarded_transaction(alias: str) -> Iterator[None]:
         RuntimeError: a transaction is open already.
     """
     wrapper = connections[alias]
-    before = _ConnectionState.of(wrapper)
-    if not _is_in_transaction(wrapper) and before != _ConnectionState.clean(wrapper):
+    before = _state_of(wrapper)
+    if not _is_in_transaction(wrapper) and before != _clean_state(wrapper):
         _close(wrapper)
-        before = _ConnectionState.of(wrapper)
+        before = _state_of(wrapper)
     is_sound = False
     try:
         with _noting_set_rollback(wrapper), transaction.atomic(using=alias, durable=True):
             yield
             require_alive(alias, "The transaction")
-        is_sound = wrapper.connection is not None and _ConnectionState.of(wrapper) == before
+        is_sound = wrapper.connection is not None and _state_of(wrapper) == before
     finally:
-        if not is_sound and _ConnectionState.of(wrapper) != before:
+        if not is_sound and _state_of(wrapper) != before:
             _close(wrapper)
     if not is_sound:
         _close(wrapper)
@@ -213,11 +201,7 @@ def is_in_callers_transaction(using: str) -> bool:
 def close_broken(using: str) -> bool:
     """Close Django's connection if it was left in a transaction outside of every block; return whether it was."""
     wrapper = connections[using]
-    if (
-        wrapper.vendor != "postgresql"
-        or _is_in_transaction(wrapper)
-        or _ConnectionState.of(wrapper) == _ConnectionState.clean(wrapper)
-    ):
+    if wrapper.vendor != "postgresql" or _is_in_transaction(wrapper) or _state_of(wrapper) == _clean_state(wrapper):
         return False
     _close(wrapper)
     return True

@@ -141,6 +141,6 @@ def silence(connection: Connection, kind: str) -> float | None:
     return row[0] if row else None
 
 
-def forget_stale(connection: Connection, *, after: timedelta = STALE_AFTER) -> int:
-    """Delete the rows of processes that have been silent for that long; return how many."""
-    return connection.execute(FORGET_STALE, {"after": after, "of_consumers": CONSUMER_STALE_AFTER}).rowcount
+def forget_stale(connection: Connection) -> int:
+    """Delete the rows of processes that have been silent for long; return how many."""
+    return connection.execute(FORGET_STALE, {"after": STALE_AFTER, "of_consumers": CONSUMER_STALE_AFTER}).rowcount

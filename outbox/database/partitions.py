@@ -106,11 +106,11 @@ def days(connection: Connection) -> list[date]:
     return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
 
 
-def make_days(using: str, *, today: date | None = None, patience: timedelta = PATIENCE) -> list[date]:
+def make_days(using: str, *, today: date | None = None) -> list[date]:
     """
     Create the partitions of today and the coming days, and move rows out of the DEFAULT partition.
 
-    A partition that cannot get its lock within `patience` is left for the next call, with a warning.
+    A partition that cannot get its lock within `PATIENCE` is left for the next call, with a warning.
 
     Returns:
         The days whose partitions were created.
@@ -124,19 +124,19 @@ def make_days(using: str, *, today: date | None = None, patience: timedelta = PA
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
         if strays and existing:  # none: a migration has published, before there could be a day
             _send_alert(using, strays)
-        return [day for day in wanted if make_day(connection, day, patience=patience)]
+        return [day for day in wanted if make_day(connection, day)]
 
 
-def make_day(connection: Connection, day: date, *, patience: timedelta = PATIENCE) -> bool:
+def make_day(connection: Connection, day: date) -> bool:
     """Create a day's partition and move its rows there from DEFAULT; return whether this call created it."""
     try:
-        return with_short_locks(connection, lambda: _make_day(connection, day), patience=patience)
+        return with_short_locks(connection, lambda: _make_day(connection, day))
     except RETRIED:
-        logger.warning("%s could not be created in %s: open transactions use the messages.", table_of(day), patience)
+        logger.warning("%s could not be created in %s: open transactions use the messages.", table_of(day), PATIENCE)
         return False
 
 
-def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], patience: timedelta = PATIENCE) -> bool:
+def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool]) -> bool:
     """
     Drop a day's partition; return whether this call did.
 
@@ -155,20 +155,20 @@ def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool], p
         return True
 
     try:
-        return with_short_locks(connection, drop, patience=patience)
+        return with_short_locks(connection, drop)
     except RETRIED:
-        logger.warning("%s could not be dropped in %s: open transactions use the messages.", table_of(day), patience)
+        logger.warning("%s could not be dropped in %s: open transactions use the messages.", table_of(day), PATIENCE)
         return False
 
 
-def with_short_locks(connection: Connection, step: Callable[[], T], *, patience: timedelta = PATIENCE) -> T:
+def with_short_locks(connection: Connection, step: Callable[[], T]) -> T:
     """
-    Run a step in a transaction that waits at most 100 ms for a lock; repeat it until it succeeds or `patience` is over.
+    Run a step in a transaction that waits at most 100 ms for a lock; repeat it until it succeeds or `PATIENCE` is over.
 
     Raises:
-        psycopg.Error: one of RETRIED, after `patience`.
+        psycopg.Error: one of RETRIED, after `PATIENCE`.
     """
-    deadline = time.monotonic() + patience.total_seconds()
+    deadline = time.monotonic() + PATIENCE.total_seconds()
     while True:
         try:
             with connection.transaction():

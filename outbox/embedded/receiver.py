@@ -154,10 +154,6 @@ class Reader(msgspec.Struct, frozen=True):
         shared = {"group": self.group, "topic_ids": [topic.id for topic in self.topics]}
         return {**shared, "invisible_for": self.invisible_for, "now": self.now(), **more}
 
-    def of_type(self, kind: TopicType) -> set[int]:
-        """Return the ids of the topics of a type."""
-        return {topic.id for topic in self.topics if topic.type is kind}
-
     def due_limit(self, limit: int) -> int:
         """Return how many redeliveries a receive may return when there are unread messages, too."""
         if limit == 1:
@@ -217,7 +213,7 @@ def take(connection: Connection, reader: Reader, seen: ScanResult, limit: int) -
 def _read_unread(connection: Connection, reader: Reader, received: Received, unread: list[tuple[int, int]], limit: int) -> int:
     """Read queues; return how many messages read on fifo topics wait for their turn: some of them are due now."""
     random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not keep others waiting
-    fifo = reader.of_type(TopicType.FIFO)
+    fifo = {topic.id for topic in reader.topics if topic.type is TopicType.FIFO}
     waiting = 0
     for topic_id, queue in unread:
         room = limit - len(received.rows) - waiting

@@ -20,17 +20,8 @@ MESSAGE_ARRAYS = """%(topic_ids)b::int[], %(queues)b::smallint[], %(message_ids)
 _ARRAY_NAMES = ("topic_ids", "queues", "message_ids", "sources", "keys", "tags", "headers", "bodies")
 
 
-class EmbeddedRow(NamedTuple):
-    """A message, in the order of MESSAGE_COLUMNS."""
-
-    topic_id: int
-    queue: int
-    message_id: str
-    source: str
-    key: str
-    tag: str
-    headers: str
-    body: bytes
+# The values of MESSAGE_COLUMNS, in their order.
+EmbeddedRow = tuple[int, int, str, str, str, str, str, bytes]
 
 
 class ReadRow(NamedTuple):
@@ -49,7 +40,7 @@ class ReadRow(NamedTuple):
 
 def message_row(message: Outgoing, topic: StoredTopic, keyless_queue: int) -> EmbeddedRow:
     """Return the row of a message; without a key, it goes to `keyless_queue`."""
-    return EmbeddedRow(
+    return (
         topic.id,
         topic.queue_of(message.key) if message.key else keyless_queue,
         message.message_id,

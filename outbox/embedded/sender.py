@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -49,7 +50,7 @@ def _rows(
         wrong = topics.difference(topic)
         queue = keyless.get(topic.name)
         if queue is None:
-            queue = keyless[topic.name] = topic.any_queue()
+            queue = keyless[topic.name] = random.randrange(topic.queues)  # noqa: S311  (it spreads load)
         rows.append(None if wrong else message_row(message, topic, queue))
         outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=wrong) if wrong else None)
     return rows, outcomes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -38,10 +37,6 @@ class StoredTopic(msgspec.Struct, frozen=True):
     def queue_of(self, key: str) -> int:
         """Return the queue of a key, which is always the same."""
         return zlib.crc32(key.encode()) % self.queues
-
-    def any_queue(self) -> int:
-        """Return a queue for messages without a key."""
-        return random.randrange(self.queues)  # noqa: S311  (it spreads load; security does not depend on it)
 
 
 READ_SECONDS = 5.0

@@ -34,7 +34,6 @@ from outbox.message import TopicType
 from outbox.topics import is_paused, topic_id
 
 if TYPE_CHECKING:  # publishing imports this package, and passes the draft
-    from outbox.brokers.base import Broker
     from outbox.publishing.draft import Draft
 
 
@@ -68,7 +67,11 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
             yield
         return
     with acquire(draft.broker, using) as broker:
-        message = HalfFirstMessage(broker, draft, using, half_id=_new_half_id(broker, draft))
+        try:
+            half_id = HalfMessages.of(broker).new_half_id(str(draft.id))
+        except BrokerUnavailable as error:
+            raise HalfNotStored(f"{draft.subject} was not sent half first, so nothing was done: {error}") from error
+        message = HalfFirstMessage(broker, draft, using, half_id=half_id)
         try:
             with ExitStack() as stack:
                 _enter_transaction(stack, draft, using)
@@ -105,13 +108,6 @@ def topic_problem(topic: str) -> tuple[str, str] | None:
             "Use another broker for the topic, or publish() the message in the transaction.",
         )
     return None
-
-
-def _new_half_id(broker: Broker, draft: Draft) -> str:
-    try:
-        return HalfMessages.of(broker).new_half_id(str(draft.id))
-    except BrokerUnavailable as error:
-        raise HalfNotStored(f"{draft.subject} was not sent half first, so nothing was done: {error}") from error
 
 
 def _close_unfinished(draft: Draft, using: str) -> None:

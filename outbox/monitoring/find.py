@@ -229,7 +229,7 @@ def find_by_field(
     ids: list[UUID] = []
     while True:
         try:
-            rows = _within(connection, given_up_at - time.monotonic(), CANDIDATES, arguments | {"end": end})
+            rows = _read_candidates(connection, given_up_at - time.monotonic(), arguments | {"end": end})
         except psycopg.errors.QueryCanceled:
             return Found(ids, is_cut=True, reached=None if end == asked_end else end, is_late=True)
         for message_id, headers, body in rows:
@@ -288,12 +288,12 @@ def _find_indexed(connection: Connection, arguments: dict[str, object]) -> Found
     return Found(ids[:limit], is_cut=len(ids) > limit)
 
 
-def _within(connection: Connection, seconds: float, query: str, arguments: dict[str, object]) -> list[tuple[UUID, str, bytes]]:
-    """Return the rows of a statement within a timeout of its own, whatever the connection has."""
+def _read_candidates(connection: Connection, seconds: float, arguments: dict[str, object]) -> list[tuple[UUID, str, bytes]]:
+    """Return the rows of CANDIDATES within a timeout of its own, whatever the connection has."""
     with connection.transaction():
         before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"
         connection.execute(set_to, [f"{max(1, int(seconds * 1000))}ms"])
-        rows = connection.execute(query, arguments).fetchall()
+        rows = connection.execute(CANDIDATES, arguments).fetchall()
         connection.execute(set_to, before)
     return rows

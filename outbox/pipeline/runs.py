@@ -328,15 +328,11 @@ def run_for_beat(using: str, *, at_most: timedelta, archived: bool = False) -> N
         fail(begin(using, asked_by="beat", since=None, settle_seconds=SETTLE.total_seconds()), str(error), None)
         _send_alert(using, f"The audit of database {using!r} cannot run. {error}")
     else:
-        _alert_new_findings(using, run, len(report["findings"]))
-
-
-def _alert_new_findings(using: str, run: AuditRun, found: int) -> None:
-    """Send an alert for new findings; log known ones."""
-    if new := len(new_findings(run)):
-        _send_alert(using, f"New findings of audit {run.pk} of database {using!r}: {new} of {found}. See the admin.")
-    elif found:
-        logger.warning("Findings of audit %s of database %r: %s, none of them new. See the admin.", run.pk, using, found)
+        count = len(report["findings"])
+        if new := len(new_findings(run)):
+            _send_alert(using, f"New findings of audit {run.pk} of database {using!r}: {new} of {count}. See the admin.")
+        elif count:
+            logger.warning("Findings of audit %s of database %r: %s, none of them new. See the admin.", run.pk, using, count)
 
 
 def _reader() -> Reader:

@@ -239,6 +239,6 @@ SELECT message_id, topic_id, order_key FROM moved ORDER BY due_at, message_id
 MOVE_LIMIT = 1000  # rows in one statement
 
 
-def move_due(connection: Connection, *, limit: int = MOVE_LIMIT) -> int:
-    """Turn at most `limit` delayed rows that are due into tickets; return their number."""
-    return connection.execute(MOVE_DUE, [limit]).rowcount
+def move_due(connection: Connection) -> int:
+    """Turn at most `MOVE_LIMIT` delayed rows that are due into tickets; return their number."""
+    return connection.execute(MOVE_DUE, [MOVE_LIMIT]).rowcount

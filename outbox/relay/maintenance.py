@@ -110,6 +110,7 @@ SLICE = 1000
 INBOX = "outbox_inbox"
 NOT_LOCKED = "open transactions"  # which kept the partition from being locked; the next prune tries again
 OWNED_BY_ANOTHER_ROLE = "another role, which owns the tables and has to run outbox_maintenance"
+SESSION_LIMIT = timedelta(seconds=10)  # the timeouts for locks and for idle transactions
 OTHER_ROLE_GRACE = timedelta(days=2)  # after its retention, the other role has to drop a partition within this time
 
 # One process prunes at a time; a second one has nothing to do.
@@ -162,15 +163,12 @@ class Pruned(msgspec.Struct):
         return asdict(self) | days | {"kept": {str(day): holder for day, holder in self.kept.items()}}
 
 
-def prune(using: str, *, now: datetime | None = None, patience: timedelta = partitions.PATIENCE) -> Pruned:
+def prune(using: str, *, now: datetime | None = None) -> Pruned:
     """
     Drop the daily partitions, and delete the rows, that are past `OUTBOX["RETENTION"]`.
 
     A partition is past its retention when its whole day is. Apps that hold partitions back may keep them longer, and drop them
     themselves. A role that does not own the tables only deletes rows.
-
-    Args:
-        patience: how long to try to get the lock that dropping one partition needs.
 
     Raises:
         ConfigurationError: the settings configure the pipeline, but its app is not installed.
@@ -181,7 +179,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
     last_kept = day_at(now - max([conf.settings().retention, *holds.values()]))
     before = midnight(last_kept)
     pruned = Pruned()
-    with database.connect_session(using, application_name="outbox maintenance", patience=partitions.PATIENCE) as connection:
+    with database.connect_session(using, application_name="outbox maintenance", patience=SESSION_LIMIT) as connection:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
@@ -189,7 +187,7 @@ def prune(using: str, *, now: datetime | None = None, patience: timedelta = part
         for day in partitions.days(connection):
             if day < last_kept:
                 if may_drop:
-                    _prune_day(connection, day, pruned, patience, holds)
+                    _prune_day(connection, day, pruned, holds)
                 else:
                     pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         free_by = {hold.reason: last_kept - hold.grace for hold in holds}
@@ -264,7 +262,7 @@ def _require_apps() -> None:
         )
 
 
-def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: timedelta, holds: Iterable[RetentionHold]) -> None:
+def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterable[RetentionHold]) -> None:
     def is_held() -> bool:
         holder = find_holder(connection, *_bounds(day)) or next((hold.reason for hold in holds), None)
         if holder is not None:
@@ -275,7 +273,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, patience: time
     if is_held():
         return
     try:
-        is_dropped = partitions.drop_day(connection, day, unless=is_held, patience=patience)
+        is_dropped = partitions.drop_day(connection, day, unless=is_held)
     except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
         pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         return

@@ -146,16 +146,15 @@ class Relay:
         """Ask the relay to finish the current send and release the remaining messages; may be called from a signal handler."""
         self.is_stopping = True
 
-    def drain(self, *, at_most: timedelta | None = None) -> RelayResult:
+    def drain(self) -> RelayResult:
         """
-        Relay until nothing can be claimed, the breaker opens, `stop` is called, or the time is over.
+        Relay until nothing can be claimed, the breaker opens, or `stop` is called.
 
         Raises:
             psycopg.Error: the database failed. Nothing more is sent; other relays settle the claimed batches.
         """
-        deadline = None if at_most is None else self._clock() + at_most.total_seconds()
         done = RelayResult()
-        while not self.is_stopping and (deadline is None or self._clock() < deadline):
+        while not self.is_stopping:
             round_ = self.step()
             done.add(round_)
             if not round_.batches:

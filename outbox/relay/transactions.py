@@ -230,7 +230,8 @@ class TransactionalSender:
         """
         results: list[BatchSendResult] = []
         sent: set[int] = set()
-        waiting = self._adopt(self._release_unavailable(batches), sent)
+        adopted = (self._adopt(batch, sent) for batch in self._release_unavailable(batches))
+        waiting = [batch for batch in adopted if batch is not None]
         for loaded in self._load_transactions(waiting):
             round_ = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
@@ -249,16 +250,13 @@ class TransactionalSender:
                 self._return_unavailable(batch, unavailable[batch.topic])
         return [batch for batch in batches if batch.topic not in unavailable]
 
-    def _adopt(self, batches: Sequence[ClaimedBatch], sent: set[int]) -> list[ClaimedBatch]:
+    def _adopt(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         """
-        Record that batches may be in this lane's next transaction; return those that may be sent in it.
+        Record that a batch may be in this lane's next transaction; return it if it may be sent in it.
 
         Args:
-            sent: the ids of batches that turn out to be published already are added to it.
+            sent: the id of the batch is added to it if the batch turns out to be published already.
         """
-        return [ready for batch in batches if (ready := self._adopt_batch(batch, sent)) is not None]
-
-    def _adopt_batch(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         lane, recorded = self.lane, batch.transaction
         if recorded is not None and recorded.attempt == batch.attempt:
             return batch  # its claim has recorded the transaction, and no earlier one may hold it

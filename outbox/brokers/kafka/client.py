@@ -113,10 +113,10 @@ def member_settings(options: KafkaOptions, name: str, group: str) -> dict[str, A
     }
 
 
-def reader_settings(options: KafkaOptions, name: str, errors: ConnectionErrors | None = None) -> dict[str, Any]:
+def reader_settings(options: KafkaOptions, name: str) -> dict[str, Any]:
     """Return the settings of a consumer that reads partitions without a group."""
     return {
-        **client_settings(options, name, errors),
+        **client_settings(options, name),
         "group.id": "unused",
         "enable.auto.commit": False,
         "isolation.level": "read_committed",

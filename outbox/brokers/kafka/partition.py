@@ -7,7 +7,6 @@ leave the others where they are, and those that are released or expire are hande
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-_hands = itertools.count(1)
 
 
 class HeldPartition(msgspec.Struct, eq=False):
@@ -102,8 +99,3 @@ class HeldPartition(msgspec.Struct, eq=False):
         first = self.first_open or 0
         until = max(self.seen_before, first + limit if self.is_in_use else 0)
         return until if until > first else 0
-
-
-def new_hand() -> int:
-    """Return the number of a hand: records of two hands have other receipts."""
-    return next(_hands)

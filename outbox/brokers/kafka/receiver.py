@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -33,7 +33,7 @@ from outbox.brokers.kafka.errors import MISCONFIGURED, call_error, describe, err
 from outbox.brokers.kafka.groups import read_offsets, require_access
 from outbox.brokers.kafka.offset_notes import OffsetNote, committed_notes, require_owner
 from outbox.brokers.kafka.options import KafkaOptions
-from outbox.brokers.kafka.partition import HeldPartition, new_hand
+from outbox.brokers.kafka.partition import HeldPartition
 from outbox.brokers.kafka.topics import describe_topics, existing, find_topic
 from outbox.brokers.owners import NO_OWNER, GroupOwner, OwnedByAnother
 from outbox.errors import BrokerMisconfigured, BrokerUnavailable
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import TopicDescription
 
 logger = get_logger(__name__)
+
+_hands = count(1)  # records of two hands have other receipts
 
 POLL_SECONDS = 0.1  # `interrupt` and `close` end the wait of `receive` after this time
 REFUSED_SECONDS = 10.0  # a topic that was refused is looked at again after this time
@@ -375,7 +377,7 @@ class GroupMember:
                 partition.is_in_use = True
             self._commit(waiting)
             hand: list[Delivery] = []
-            number = new_hand()
+            number = next(_hands)
             for partition in mine:
                 offsets = list(islice(partition.ready(self._largest_hand), limit - len(hand)))
                 if offsets:

@@ -39,7 +39,10 @@ class KafkaServerChecks:
         described = describe_topics(self._options, self._name, topics)
         there = existing(described)
         missing = {topic: description for topic, description in described.items() if isinstance(description, KafkaError)}
-        problems = [*_problems_of_missing(missing), *_problems_of_permissions(there)]
+        problems = list(_problems_of_missing(missing))
+        if denied := [topic for topic, description in there.items() if not may(description, AclOperation.WRITE)]:
+            text = f"This user may not write to {_named(denied, 'topic')}."
+            problems.append(misconfigured(text, "Allow it Write there. Messages wait meanwhile."))
         if nodes == 1:
             problems.append(weak(ONE_NODE, ONE_NODE_HINT))
         return [*problems, *self._problems_of_durability(there, nodes)]
@@ -155,13 +158,6 @@ def _problems_of_missing(topics: Mapping[str, KafkaError]) -> Iterator[Finding]:
     if hidden:
         yield misconfigured(
             f"This user may not see {_named(hidden, 'topic')}, or it does not exist.", "Allow the user Write on it."
-        )
-
-
-def _problems_of_permissions(topics: Mapping[str, TopicDescription]) -> Iterator[Finding]:
-    if denied := [topic for topic, description in topics.items() if not may(description, AclOperation.WRITE)]:
-        yield misconfigured(
-            f"This user may not write to {_named(denied, 'topic')}.", "Allow it Write there. Messages wait meanwhile."
         )
 
 

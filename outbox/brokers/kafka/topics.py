@@ -107,18 +107,13 @@ def wait_for_leaders(options: KafkaOptions, name: str, topic: str, partitions: C
     deadline = time.monotonic() + CREATE_SECONDS
     while True:
         description = find_topic(options, name, topic, hint=hint)
-        if description and all(
-            _has_leader(description, partition) for partition in partitions if partition < len(description.partitions)
-        ):
-            return description
+        if description:
+            leaders = [description.partitions[n].leader for n in partitions if n < len(description.partitions)]
+            if all(leader is not None and leader.id >= 0 for leader in leaders):
+                return description
         if time.monotonic() > deadline:
             raise BrokerUnavailable(f"Topic {topic!r} was created, and has no leader after {CREATE_SECONDS:g} s.")
         time.sleep(0.05)
-
-
-def _has_leader(topic: TopicDescription, partition: int) -> bool:
-    leader = topic.partitions[partition].leader
-    return leader is not None and leader.id >= 0
 
 
 def read_settings(options: KafkaOptions, name: str, topics: Sequence[str]) -> dict[str, Mapping[str, str]]:

@@ -6,13 +6,12 @@ What exists is declared again as it should be, which changes nothing: the server
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import methodcaller
 
 import amqp
-import msgspec
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
 from outbox.brokers.base import ServerResource
@@ -24,23 +23,6 @@ from outbox.errors import BrokerMisconfigured
 from outbox.message import TopicSpec
 
 Ask = Callable[[amqp.Channel], object]
-
-
-class RabbitMQResource(msgspec.Struct, frozen=True):
-    """
-    An exchange or queue that is needed.
-
-    Args:
-        look_up: raises NotFound if it is missing.
-        declare: declares it without its bindings, which changes nothing where it is there.
-    """
-
-    kind: str
-    name: str
-    wanted: Mapping[str, str]
-    look_up: Ask
-    declare: Ask
-    declare_and_bind: Ask
 
 
 class RabbitMQResources:
@@ -65,49 +47,60 @@ class RabbitMQResources:
     def find(self) -> list[ServerResource]:
         """Return what is needed, and what is there. Raises BrokerUnavailable."""
         with self._asking("list what is declared") as channel:
-            return [self._compared(channel, resource) for resource in self._needed(channel)]
+            return list(self._find(channel))
 
-    def _needed(self, channel: amqp.Channel) -> Iterator[RabbitMQResource]:
+    def _find(self, channel: amqp.Channel) -> Iterator[ServerResource]:
         for topic in self._topics:
             look_up = methodcaller("exchange_declare", topic.name, "topic", passive=True)  # of any type
             declare = partial(topology.declare_topic, topic=topic)
-            yield RabbitMQResource("topic", topic.name, {"type": "topic"}, look_up, declare, declare)
+            create = partial(self._create, f"topic {topic.name!r}", look_up, declare)
+            resource = partial(ServerResource, "topic", topic.name, {"type": "topic"}, create)
+            yield self._compared(channel, resource, look_up, declare)
         for topic in self._topics:
             for group in self._options.groups.get(topic.name, ()):
                 for queue in topology.queues_of_group(channel, topic, group, max_length=self._options.max_length):
                     wanted = {name: str(value) for name, value in queue.arguments.items() if value != ""}
                     look_up = methodcaller("queue_declare", queue.name, passive=True)
-                    yield RabbitMQResource("queue", queue.name, wanted, look_up, queue.declare, queue.declare_and_bind)
+                    create = partial(self._create, f"queue {queue.name!r}", look_up, queue.declare_and_bind)
+                    resource = partial(ServerResource, "queue", queue.name, wanted, create)
+                    yield self._compared(channel, resource, look_up, queue.declare)
 
-    def _compared(self, channel: amqp.Channel, needed: RabbitMQResource) -> ServerResource:
-        resource = partial(ServerResource, needed.kind, needed.name, needed.wanted, partial(self._create, needed))
+    def _compared(
+        self, channel: amqp.Channel, resource: Callable[..., ServerResource], look_up: Ask, declare: Ask
+    ) -> ServerResource:
+        """
+        Return a resource with what is there.
+
+        Args:
+            look_up: raises NotFound if it is missing.
+            declare: declares it without its bindings, which changes nothing where it is there.
+        """
         try:
-            needed.look_up(channel)
+            look_up(channel)
         except NotFound:
             return resource(is_there=False)
         except ChannelError as error:
             return resource(is_there=None, trouble=f"RabbitMQ does not tell: {describe(error)}.")
         try:
-            needed.declare(channel)
+            declare(channel)
         except AccessRefused as error:
             return resource(is_there=True, trouble=self._refusal("It was not compared", error))
         except ChannelError as error:
             return resource(is_there=True, differences=(describe(error),))
         return resource(is_there=True)
 
-    def _create(self, needed: RabbitMQResource) -> None:
-        what = f"{needed.kind} {needed.name!r}"
+    def _create(self, what: str, look_up: Ask, declare: Ask) -> None:
         with self._asking(f"declare {what}") as channel:
             try:
-                needed.look_up(channel)
+                look_up(channel)
             except NotFound:
-                self._declare(channel, needed, what)
+                self._declare(channel, declare, what)
             except ChannelError as error:
                 raise BrokerMisconfigured(f"RabbitMQ does not tell of {what}: {describe(error)}.") from error
 
-    def _declare(self, channel: amqp.Channel, needed: RabbitMQResource, what: str) -> None:
+    def _declare(self, channel: amqp.Channel, declare: Ask, what: str) -> None:
         try:
-            needed.declare_and_bind(channel)
+            declare(channel)
         except AccessRefused as error:
             raise BrokerMisconfigured(self._refusal(f"RabbitMQ did not declare {what}", error)) from error
         except ChannelError as error:

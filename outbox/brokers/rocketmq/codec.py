@@ -172,6 +172,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
     headers, key, _ = _read(message.user_properties)
     system = message.system_properties
     body = _body(message, headers)
+    broker = "".join(system.receipt_handle.split(" ")[5:6])  # the sixth field of a receipt
     return Delivery(
         group=group,
         topic=message.topic.name,
@@ -183,7 +184,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
         headers=headers,
         delivery_count=system.delivery_attempt or 1,
         stored_at=_time(system.store_timestamp),
-        queue=_queue(system),
+        queue=f"{broker}/{system.queue_id}",  # unique in the cluster
         pos=system.queue_offset,
     )
 
@@ -207,12 +208,6 @@ def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: s
         pos=stored.log_offset,
         given_up=given_up,
     )
-
-
-def _queue(system: Any) -> str:
-    """Return a name of a queue that is unique in the cluster: its broker, the sixth field of a receipt, and its number there."""
-    broker = "".join(system.receipt_handle.split(" ")[5:6])
-    return f"{broker}/{system.queue_id}"
 
 
 def clock_ahead(message: Any) -> float:

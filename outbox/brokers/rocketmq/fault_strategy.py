@@ -38,7 +38,8 @@ class FaultStrategy:
 
     def choose(self, names: Sequence[str]) -> str:
         """Return the first server that is not avoided, or the one that will be available soonest."""
-        return min(names, key=self._seconds_left)
+        now = self._clock()
+        return min(names, key=lambda name: max(self._avoided.get(name, 0.0) - now, self.backoff_seconds(name)))
 
     def backoff_seconds(self, name: str) -> float:
         """Return for how many more seconds nothing is sent to a server that applied flow control."""
@@ -70,6 +71,3 @@ class FaultStrategy:
             self._avoided[name] = self._clock() + seconds
         else:
             self._avoided.pop(name, None)
-
-    def _seconds_left(self, name: str) -> float:
-        return max(self._avoided.get(name, 0.0) - self._clock(), self.backoff_seconds(name))

@@ -76,7 +76,11 @@ def _as_text(topic: TopicEntry, traffic: Mapping[str, Sequence[Traffic]]) -> str
         parts.append(table(["group", "handles", "handler", "tags", "retries"], handlers))
     else:
         parts.append("Nobody handles its messages here.")
-    newest = [_newest(alias, row) for alias, rows in traffic.items() for row in rows if row.topic == topic.name]
+    newest = []
+    for alias, rows in traffic.items():
+        for row in (row for row in rows if row.topic == topic.name):
+            last = f"{row.last_at:%Y-%m-%d %H:%M:%S}" if row.last_at else ""
+            newest.append([alias, row.type or "?", row.consumer_group or "published", row.messages, row.failed, last])
     if newest:
         parts.append(table(["database", "newest of type", "group", "messages", "failed once", "last"], newest))
     return "\n".join(parts)
@@ -87,8 +91,3 @@ def _type(kind: TypeEntry) -> str:
     key = f", key {kind.key}" if kind.key else ""
     trouble = f"\n! {kind.trouble}" if kind.trouble else ""
     return f"{kind.name}, version {kind.version}{upgrades}{key}: {kind.location}{trouble}"
-
-
-def _newest(alias: str, one: Traffic) -> list[object]:
-    last = f"{one.last_at:%Y-%m-%d %H:%M:%S}" if one.last_at else ""
-    return [alias, one.type or "?", one.consumer_group or "published", one.messages, one.failed, last]

@@ -377,7 +377,7 @@ class AuditRunAdmin(ReadOnlyAdmin):
         return {**_context(run, site, may_open=may_see(site, AuditFinding, request), limit=FINDINGS_SHOWN), **urls}
 
 
-def report_html(run: AuditRun, site: AdminSite, *, base: str = "", may_open: bool = True) -> str:
+def report_html(run: AuditRun, site: AdminSite = admin.site, *, base: str = "", may_open: bool = True) -> str:
     """
     Return the report of a run as one page that loads nothing.
 

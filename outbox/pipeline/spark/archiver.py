@@ -333,7 +333,10 @@ class Archiver:
                 self._remove_abandoned(span, last)
             reading.execute("SET LOCAL jit = off")
             self.log(f"{span.day}: counting")
-            planned = {name: _planned(reading, frame, span) for name, frame in FRAMES.items()}
+            planned = {}
+            for name, frame in FRAMES.items():
+                [row] = reading.execute(digest_query(frame, frame.query(span))).fetchall()
+                planned[name] = Written(*row)
             rows, digest = planned[MESSAGES.name].rows, planned[MESSAGES.name].digest
             records.plan(self.connection, span.day, attempt, rows, digest)
             failpoint("archive.after_plan")
@@ -415,11 +418,6 @@ def archive_due(config: ArchiveConfig, log: Log) -> ArchiveReport:
             return Archiver(config, connection, Lake(Path(config.lake)), open_writer, log).run()
     except psycopg.Error as error:
         raise PipelineError(f"The database failed: {str(error).strip()}. The next run goes on from there.") from error
-
-
-def _planned(reading: Connection, frame: Frame, span: Span) -> Written:
-    [row] = reading.execute(digest_query(frame, frame.query(span))).fetchall()
-    return Written(*row)
 
 
 def _cuts(reading: Connection, span: Span, rows: int, per_part: int) -> list[tuple[str | None, str | None]]:

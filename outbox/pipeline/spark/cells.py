@@ -300,8 +300,10 @@ class Cells:
             flags, repeated = _flags(cells[inside] - first, index[inside] & (BUCKET - 1), rows[first : first + many])
             for n in range(many):
                 lane, role, bucket = keys[first + n]
-                lowest, highest = _ends(flags[n], bucket)
-                if not all_are:
+                if all_are:
+                    before = bucket * BUCKET + 1
+                    lowest, highest = before + int(flags[n].argmax()), before + BUCKET - 1 - int(flags[n][::-1].argmax())
+                else:
                     own = numbers[cells == first + n]
                     lowest, highest = int(own.min()), int(own.max())
                 cell = Cell(
@@ -365,11 +367,6 @@ def _packed(flags: Bools) -> Bytes:
 
 def _of(bits: Bytes) -> bytes | None:
     return bits.tobytes() if bits.any() else None
-
-
-def _ends(flags: Bools, bucket: int) -> tuple[int, int]:
-    before = bucket * BUCKET + 1
-    return before + int(flags.argmax()), before + BUCKET - 1 - int(flags[::-1].argmax())
 
 
 def _flags(cells: Ints, positions: Ints, rows: Ints) -> tuple[Bools, Bools]:

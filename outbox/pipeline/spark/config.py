@@ -177,10 +177,8 @@ class PipelineConfig:
         try:
             raw: dict[str, Any] = json.loads(text)
             raw["outbox"] = Source(**raw["outbox"])
-            raw["brokers"] = [Source(**entry) for entry in raw.get("brokers", [])]
-            raw["kafka"] = [KafkaCluster(**entry) for entry in raw.get("kafka", [])]
-            raw["business"] = [Business(**entry) for entry in raw.get("business", [])]
-            raw["groups"] = [AuditedGroup(**entry) for entry in raw.get("groups", [])]
+            for name, kind in {"brokers": Source, "kafka": KafkaCluster, "business": Business, "groups": AuditedGroup}.items():
+                raw[name] = [kind(**entry) for entry in raw.get(name, [])]
             if raw.get("archived"):
                 raw["archived"] = Archived(**_with_times(raw["archived"], "born", "live_since"))
             raw = _with_times(raw, "since")

@@ -189,7 +189,10 @@ def open_history(spark: SparkSession, folder: str) -> History:
     metadata = _read_metadata(spark, folder)
     frames = {}
     for name, schema in FRAMES.items():
-        frame = _read_frame(spark, f"{folder}/{name}")
+        try:
+            frame = spark.read.parquet(f"{folder}/{name}")
+        except PySparkException as error:
+            raise HistoryError(f"The frame {folder}/{name} cannot be read: {str(error).splitlines()[0]}") from error
         types = {column.name: column.dataType for column in frame.schema}
         for column in schema:
             if column.name not in types:
@@ -299,10 +302,3 @@ def _read_metadata(spark: SparkSession, folder: str) -> dict[str, Any]:
             f"There is no history in {folder}: {METADATA} cannot be read. It is written last; the writer may have been stopped."
         ) from error
     return metadata
-
-
-def _read_frame(spark: SparkSession, path: str) -> DataFrame:
-    try:
-        return spark.read.parquet(path)
-    except PySparkException as error:
-        raise HistoryError(f"The frame {path} cannot be read: {str(error).splitlines()[0]}") from error

@@ -350,41 +350,40 @@ class Keys:
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the digests of a part of a frame."""
         digest = Digest()
-        for batch in batches:
-            for side in self._sides(frame, batch):
-                digest.add(side.pair, side.sign, side.hashes)
+        for side in self._sides(frame, batches):
+            digest.add(side.pair, side.sign, side.hashes)
         yield from digest.batches()
 
     def slices(
         self, buckets: Mapping[int, npt.NDArray[np.bool_]], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the hashes of the given buckets, by pair, as rows of SLICE."""
-        for batch in batches:
-            for side in self._sides(frame, batch):
-                hashes = side.hashes[buckets[side.pair][bucket_of(side.hashes)]]
-                yield sliced(side.pair, hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
+        for side in self._sides(frame, batches):
+            hashes = side.hashes[buckets[side.pair][bucket_of(side.hashes)]]
+            yield sliced(side.pair, hashes | LAST_BIT if side.sign == RIGHT else hashes & ~LAST_BIT)
 
     def candidates(
         self, wanted: Mapping[int, Candidates], frame: str, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose keys differ according to the hashes."""
-        for batch in batches:
-            for side in self._sides(frame, batch):
-                if (chosen := wanted[side.pair].has(side.hashes)).any():
-                    yield side.rows(chosen)
+        for side in self._sides(frame, batches):
+            if (chosen := wanted[side.pair].has(side.hashes)).any():
+                yield side.rows(chosen)
 
-    def _sides(self, frame: str, batch: pa.RecordBatch) -> Iterator[Side]:
-        if frame == "business":
-            if self.since_micros is not None:
-                batch = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
-            yield self._about(LEFT, batch, batch.column("subject"))
-        elif frame == "messages":
-            if ABOUT in self.pairs:
-                yield self._of_messages(batch)
-            if PLACE in self.pairs:
-                yield self._placed(LEFT, batch)
-        else:
-            yield self._placed(RIGHT, batch)
+    def _sides(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Side]:
+        for batch in batches:
+            if frame == "business":
+                rows = batch
+                if self.since_micros is not None:
+                    rows = batch.filter(pa.array(micros_of(batch, "at", missing=-1) >= self.since_micros))
+                yield self._about(LEFT, rows, rows.column("subject"))
+            elif frame == "messages":
+                if ABOUT in self.pairs:
+                    yield self._of_messages(batch)
+                if PLACE in self.pairs:
+                    yield self._placed(LEFT, batch)
+            else:
+                yield self._placed(RIGHT, batch)
 
     def _of_messages(self, batch: pa.RecordBatch) -> Side:
         """Return the messages that belong to an entry, by topic, type and `about`."""

@@ -559,8 +559,7 @@ def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[
     """Yield the rows of one message in a commit, from the row groups that may contain it."""
     try:
         # Here, since the admin imports this module and works without pyarrow, which is in the extra `lake`.
-        import pyarrow as pa
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise LakeError('pyarrow is missing: pip install "django-transactional-outbox[lake]"') from error
     lake.require_files(commit, frame)
@@ -569,5 +568,5 @@ def _rows(lake: Lake, commit: Commit, frame: str, message_id: UUID) -> Iterator[
         try:
             table = parquet.read_table(lake.root / file, filters=is_it, use_threads=False, page_checksum_verification=True)
             yield from table.to_pylist()
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ArrowException) as error:
             raise LakeError(f"The file {file} of {commit.name} in {lake.root} cannot be read: {error}") from error

@@ -230,9 +230,7 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: boo
             cluster cannot run the jobs.
     """
     try:
-        import pyspark  # here, to report what to install
-        from pyspark.errors import PySparkRuntimeError
-        from pyspark.sql import SparkSession
+        import pyspark.sql  # here, to report what to install
     except ImportError as error:
         raise PipelineError('pyspark is missing: pip install "django-transactional-outbox[spark]"') from error
     if config.master.startswith("sc://"):
@@ -241,7 +239,7 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: boo
     require_user()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
+    builder = pyspark.sql.SparkSession.builder.appName(name)
     package = ""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # not started by spark-submit
         builder = builder.master(config.master).config("spark.driver.memory", config.driver_memory)
@@ -264,7 +262,7 @@ def build_session(config: PipelineConfig, *, name: str = "outbox", is_light: boo
         builder = builder.config(key, value)
     try:
         session = builder.config("spark.sql.shuffle.partitions", config.shuffle_partitions).getOrCreate()
-    except PySparkRuntimeError as error:
+    except pyspark.errors.PySparkRuntimeError as error:
         if package:
             raise PipelineError(f"Spark could not start with {package}, which it downloads. {INSTALL_KAFKA_JARS}") from error
         raise PipelineError(

@@ -160,9 +160,9 @@ def is_beyond(column: str) -> str:
     return f"({column} > '{LAST_TIME}' OR {column} < '{FIRST_TIME}')"
 
 
-def _broken_times(table: str, column: str, *, stage: str, topic: str, message: str = "message_id::text") -> str:
+def _broken_times(table: str, column: str) -> str:
     what = BEYOND_CALENDAR.format(column=column)
-    return f"SELECT '{stage}', {topic}, '{what}', {message} FROM {table} WHERE {is_beyond(column)}"
+    return f"SELECT 'inbox', topic, '{what}', message_id::text FROM {table} WHERE {is_beyond(column)}"
 
 
 BROKEN_PLACES = f"""
@@ -185,9 +185,9 @@ FROM outbox_message m LEFT JOIN outbox_topic t ON t.id = m.topic_id CROSS JOIN L
     UNION ALL SELECT '{BEYOND_CALENDAR.format(column="created_at")}' WHERE {is_beyond("m.created_at")}) w(what)
 WHERE m.topic_id <> 0
 """
-BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at", stage="inbox", topic="topic")
+BROKEN_INBOX = _broken_times("outbox_inbox", "handled_at")
 BROKEN_FAILED_DELIVERIES = " UNION ALL ".join(
-    _broken_times(table, column, stage="inbox", topic="topic")
+    _broken_times(table, column)
     for table, column in (
         ("outbox_deferred", "deferred_at"),
         ("outbox_failed_delivery", "failed_at"),

@@ -11,6 +11,7 @@ from django.db import connections
 from django.urls import reverse
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from outbox.check_backs import ask as ask_module
 from outbox.check_backs.ask import in_process, over_http, probe
 from outbox.check_backs.register import check_back
 from outbox.database import loop_errors
@@ -79,8 +80,9 @@ class TestOverHttp:
 
         assert over_http(endpoint.url, SECRET)(HALF) is UNKNOWN
 
-    def test_takes_silence_for_unknown(self, silent_port):
-        ask = over_http(f"http://127.0.0.1:{silent_port}/", SECRET, timedelta(milliseconds=100))
+    def test_takes_silence_for_unknown(self, silent_port, monkeypatch):
+        monkeypatch.setattr(ask_module, "TIMEOUT", timedelta(milliseconds=100))
+        ask = over_http(f"http://127.0.0.1:{silent_port}/", SECRET)
 
         assert ask(HALF) is UNKNOWN
 

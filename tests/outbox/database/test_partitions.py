@@ -74,11 +74,12 @@ class TestMakeDays:
         columns = sorted(row[0].partition("USING btree ")[2] for row in found)
         assert columns == ["(about) WHERE (about IS NOT NULL)", "(id)", "(key) WHERE (key <> ''::text)"]
 
-    def test_makes_no_publisher_wait(self):
+    def test_makes_no_publisher_wait(self, monkeypatch):
+        monkeypatch.setattr(partitions, "PATIENCE", BRIEFLY)
         with database.connect("default") as publisher, publisher.transaction():
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [message_id()])
 
-            made = partitions.make_days("default", today=DAY, patience=BRIEFLY)
+            made = partitions.make_days("default", today=DAY)
 
         assert DAY in made
 
@@ -96,19 +97,21 @@ class TestMakeDays:
         assert still_trying
         assert DAY in partitions.days(connection)
 
-    def test_leaves_a_day_for_later_when_readers_do_not_end(self, connection):
-        with database.connect("default") as reader, reader.transaction():
+    def test_leaves_a_day_for_later_when_readers_do_not_end(self, monkeypatch):
+        with database.connect("default") as reader, reader.transaction(), monkeypatch.context() as patch:
+            patch.setattr(partitions, "PATIENCE", BRIEFLY)
             reader.execute("SELECT count(*) FROM outbox_message_default")
 
-            assert partitions.make_days("default", today=DAY, patience=BRIEFLY) == []
+            assert partitions.make_days("default", today=DAY) == []
 
         assert DAY in partitions.make_days("default", today=DAY)
 
-    def test_waits_its_turn_while_another_makes_days(self):
-        with database.connect("default") as other, other.transaction():
+    def test_waits_its_turn_while_another_makes_days(self, monkeypatch):
+        with database.connect("default") as other, other.transaction(), monkeypatch.context() as patch:
+            patch.setattr(partitions, "PATIENCE", BRIEFLY)
             other.execute(partitions.LOCK_PARTITIONS)
 
-            assert partitions.make_days("default", today=DAY, patience=BRIEFLY) == []
+            assert partitions.make_days("default", today=DAY) == []
 
         assert DAY in partitions.make_days("default", today=DAY)
 
@@ -170,7 +173,7 @@ class TestStrays:
 
         assert table_holding(MessageRow(id=stray)) == "outbox_message_20010203"
 
-    def test_move_at_the_first_attempt_although_publishers_go_on(self, connection):
+    def test_move_at_the_first_attempt_although_publishers_go_on(self, connection, monkeypatch):
         stop = threading.Event()
 
         def publish():
@@ -184,7 +187,8 @@ class TestStrays:
         publisher = threading.Thread(target=publish)
         publisher.start()
         published.wait(10)
-        made = partitions.make_day(connection, DAY, patience=timedelta(0))
+        monkeypatch.setattr(partitions, "PATIENCE", timedelta(0))
+        made = partitions.make_day(connection, DAY)
         stop.set()
         publisher.join()
 
@@ -193,11 +197,10 @@ class TestStrays:
 
 
 class TestWithShortLocks:
-    def test_gives_up_when_patience_is_over(self, connection):
+    def test_gives_up_when_patience_is_over(self, connection, monkeypatch):
         with database.connect("default") as other:
             other.execute("SELECT pg_advisory_lock(7711, 0)")
+            monkeypatch.setattr(partitions, "PATIENCE", timedelta(0))
 
             with pytest.raises(errors.LockNotAvailable):
-                partitions.with_short_locks(
-                    connection, lambda: connection.execute(partitions.LOCK_PARTITIONS), patience=timedelta(0)
-                )
+                partitions.with_short_locks(connection, lambda: connection.execute(partitions.LOCK_PARTITIONS))

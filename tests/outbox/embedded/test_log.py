@@ -18,7 +18,7 @@ NORMAL = TopicType.NORMAL
 
 
 def rows(topic_id: int, queues: list[int]) -> list[EmbeddedRow]:
-    return [EmbeddedRow(topic_id, queue, str(uuid.uuid4()), "", "", "", "{}", b"x") for queue in queues]
+    return [(topic_id, queue, str(uuid.uuid4()), "", "", "", "{}", b"x") for queue in queues]
 
 
 def is_blocked(connection: Connection, pid: int) -> bool:

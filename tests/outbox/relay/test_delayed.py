@@ -5,6 +5,7 @@ from django.db import connection
 
 from outbox import database
 from outbox.models import Delayed, Ticket
+from outbox.relay import claims
 from outbox.relay.claims import MOVE_DUE, move_due
 from tests.factories import DelayedFactory, TopicFactory
 
@@ -31,10 +32,11 @@ class TestMoveDue:
         assert move_due(database.raw("default")) == 0
         assert Delayed.objects.get() == delayed
 
-    def test_moves_no_more_than_the_limit(self):
+    def test_moves_no_more_than_the_limit(self, monkeypatch):
+        monkeypatch.setattr(claims, "MOVE_LIMIT", 2)
         DelayedFactory.create_batch(3)
 
-        assert move_due(database.raw("default"), limit=2) == 2
+        assert move_due(database.raw("default")) == 2
         assert Delayed.objects.count() == 1
 
     def test_reads_only_due_rows(self):
@@ -50,11 +52,12 @@ class TestMoveDue:
 
 @pytest.mark.django_db(transaction=True)
 class TestMoveDueBesideAnother:
-    def test_passes_over_rows_that_another_relay_is_moving(self, connect):
+    def test_passes_over_rows_that_another_relay_is_moving(self, connect, monkeypatch):
+        monkeypatch.setattr(claims, "MOVE_LIMIT", 1)
         DelayedFactory.create_batch(2)
         other = connect()
         with other.transaction():
-            assert move_due(other, limit=1) == 1
+            assert move_due(other) == 1
 
             assert move_due(connect()) == 1
 

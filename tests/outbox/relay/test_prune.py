@@ -134,14 +134,15 @@ class TestDays:
 
         assert OLD in prune("default", now=NOW).days
 
-    def test_wait_for_an_open_transaction_that_writes_into_them(self):
-        with database.connect("default") as publisher, publisher.transaction():
+    def test_wait_for_an_open_transaction_that_writes_into_them(self, monkeypatch):
+        with database.connect("default") as publisher, publisher.transaction(), monkeypatch.context() as patch:
+            patch.setattr(partitions, "PATIENCE", BRIEFLY)
             publisher.execute(
                 "INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')",
                 [message_id(datetime(2001, 2, 3, 12, tzinfo=UTC))],
             )
 
-            pruned = prune("default", now=NOW, patience=BRIEFLY)
+            pruned = prune("default", now=NOW)
 
             assert pruned.kept[OLD] == "open transactions"
 
@@ -176,11 +177,12 @@ class TestAlert:
         assert len(alerts) == 1
         assert "2001-02-03 by waiting messages" in alerts[0]["reason"]
 
-    def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alerts):
+    def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alerts, monkeypatch):
         with database.connect("default") as publisher, publisher.transaction():
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [message_id()])
 
-            pruned = prune("default", now=NOW, patience=timedelta(0))
+            monkeypatch.setattr(partitions, "PATIENCE", timedelta(0))
+            pruned = prune("default", now=NOW)
 
         assert pruned.kept
         assert alerts == []

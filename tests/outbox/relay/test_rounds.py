@@ -126,19 +126,6 @@ class TestDrain:
 
         assert claimed_sizes()[:3] == [2, 4, 2]
 
-    def test_ends_when_its_time_is_over(self, make_relay, make_topic, clock, broker, monkeypatch):
-        TicketFactory.create_batch(3, topic=make_topic())
-        send = broker.send
-
-        def send_slowly(messages):
-            clock.now += 20
-            return send(messages)
-
-        monkeypatch.setattr(broker, "send", send_slowly)
-        drained = make_relay(batch_size=1).drain(at_most=timedelta(seconds=30))
-
-        assert drained.batches == 2
-
     def test_finishes_its_batch_when_told_to_stop(self, make_relay, make_topic, broker, monkeypatch):
         TicketFactory.create_batch(3, topic=make_topic())
         relay = make_relay(batch_size=2)
