@@ -488,7 +488,7 @@ class TestMarker:
         for lane in (1, 2):
             relay_beside(lane=lane).step()
         assert "Lanes [3] were not taken over, since other relays hold them" in caplog.text
-        with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes all lanes"):
+        with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes over all lanes"):
             relay_beside(lane=3).step()
 
     def test_that_is_not_ours_is_refused(self, relay, broker):
