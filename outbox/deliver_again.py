@@ -1,9 +1,10 @@
 """
-Deliver messages to one group again: those that it lost on the way, and those that it ignored.
+Deliver messages to one group again: messages that were lost on the way, and messages that the group ignored.
 
-A lost message has a number in an open gap of the group. An ignored one has an inbox row: no live process of the group had a
-handler for it. The outbox that published them still has them, until they are pruned. They become deferred messages of the group,
-so its consumers handle them, and a copy that still comes from the broker is dropped. Source: docs/explanation/deliveries.md.
+A lost message has a number in an open gap of the group. An ignored message has an inbox row, since no live process of the group
+had a handler for it. The outbox that published them still has them, until they are pruned. They become deferred messages of the
+group, so that its consumers handle them. If the broker still delivers a copy, it is dropped. Source:
+docs/explanation/deliveries.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from outbox.message import Header, TopicType, read_headers
 from outbox.models import Act, State
 from outbox.relay.cloudevents import OutgoingBuilder
 
-LISTED = 1000  # messages of a gap, or ignored ones of a group
+LISTED = 1000  # maximum number of messages of a gap, and of ignored messages of a group
 
 SOURCE = "SELECT id FROM outbox_source"
 
@@ -33,7 +34,7 @@ SELECT consumer_group, source, topic, lane, first_number, last_number FROM outbo
 WHERE closed_at IS NULL ORDER BY consumer_group, topic, source, lane, first_number
 """
 
-# The messages with a range of numbers, each with its headers, which are NULL where its row is gone.
+# The messages with a range of numbers, and their headers, which are NULL if the message row is gone.
 NUMBERED = """
 SELECT b.first_seq + u.n - 1, u.id, m.headers, b.state
 FROM outbox_topic t JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = %(lane)s
@@ -44,7 +45,7 @@ WHERE t.name = %(topic)s AND u.n <> ALL (b.split) AND b.first_seq + u.n - 1 BETW
 ORDER BY 1 LIMIT %(limit)s
 """
 
-# An operator's discard writes such a row, too.
+# A discard by an operator also writes an inbox row with delivery_count 0.
 _IS_IGNORED = """consumer_group = %(group)s AND delivery_count = 0 AND NOT EXISTS (
     SELECT FROM outbox_operator_act a
     WHERE a.message_id = i.message_id AND a.consumer_group = i.consumer_group AND a.act = 'discarded')"""
@@ -53,7 +54,7 @@ IGNORED = f"""
 SELECT source, topic, lane, number, message_id FROM outbox_inbox i
 WHERE {_IS_IGNORED} AND (%(since)s::timestamptz IS NULL OR handled_at >= %(since)s)
 ORDER BY handled_at DESC LIMIT %(limit)s
-"""  # noqa: S608  (our own text)
+"""  # noqa: S608  (only constants are interpolated)
 
 HEADERS = "SELECT id, headers FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 
@@ -64,7 +65,8 @@ FROM outbox_message_state s JOIN outbox_message m ON m.id = s.id AND m.created_a
 WHERE s.id = ANY(%s) AND m.topic_id <> 0 ORDER BY s.lane, s.number, s.created_at
 """
 
-FORGET_IGNORED = f"DELETE FROM outbox_inbox i WHERE {_IS_IGNORED} AND message_id = ANY(%(ids)s)"  # noqa: S608  (our own text)
+# Only constants are interpolated.
+DELETE_IGNORED = f"DELETE FROM outbox_inbox i WHERE {_IS_IGNORED} AND message_id = ANY(%(ids)s)"  # noqa: S608
 
 RECORD = """
 INSERT INTO outbox_operator_act (act, message_id, topic, consumer_group, reason, acted_by)
@@ -72,9 +74,9 @@ SELECT %(act)s, id, %(topic)s, %(group)s, %(reason)s, %(by)s FROM unnest(%(ids)s
 """
 
 GONE = "Its row is gone: it was pruned, or deleted by hand."
-IN_ANOTHER_OUTBOX = "Another project has published it: its outbox is not among the databases here."
+IN_ANOTHER_OUTBOX = "Another project published it: none of the databases here has its outbox."
 ON_ITS_WAY = "The relay is sending it again."
-NO_GROUP = "No code here has the group."
+NO_GROUP = "This project has no handler in the group."
 NO_TOPIC = "The topic is no longer in settings."
 
 
@@ -83,9 +85,9 @@ class Undelivered(NamedTuple):
     A message that a group has not handled.
 
     Args:
-        outbox: alias of the database that published it; "" where none here did.
-        message_id: None for `messages` numbers of a gap, from `number` on, whose messages are unknown.
-        refused: why it cannot be delivered again; "" if it can.
+        outbox: alias of the database that published the message; "" if none of this project's databases did.
+        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap, from `number` on.
+        refused: why the message cannot be delivered again; "" if it can.
     """
 
     group: str
@@ -107,7 +109,7 @@ def lost(using: str) -> list[Undelivered]:
         values = {"topic": topic, "lane": lane, "first": first, "last": last, "limit": LISTED}
         numbered = database.raw(outbox).execute(NUMBERED, values).fetchall() if outbox else []
         for number, message_id, headers, state in numbered:
-            refused = GONE if headers is None else ON_ITS_WAY if state != State.SENT else _why_not(group, topic)
+            refused = GONE if headers is None else ON_ITS_WAY if state != State.SENT else _reason_to_refuse(group, topic)
             type_name = read_headers(headers or "").get(Header.TYPE, "")
             rows.append(Undelivered(group, outbox, topic, lane, number, message_id, type_name, refused))
         if (unknown := last - first + 1 - len(numbered)) > 0 and len(numbered) < LISTED:
@@ -117,19 +119,19 @@ def lost(using: str) -> list[Undelivered]:
 
 
 def _find_outbox(source: str, using: str) -> str:
-    """Return the alias of the database whose messages name a source, `using` if it is that one; "" if none does."""
+    """Return the alias of the database with a source id, preferably `using`; "" if no database of this project has it."""
     aliases = dict.fromkeys([using, *database.outbox_databases()])
     return next((alias for alias in aliases if database.raw(alias).execute(SOURCE).fetchone() == (source,)), "")
 
 
-def _why_not(group: str, topic: str) -> str:
+def _reason_to_refuse(group: str, topic: str) -> str:
     if group not in groups():
         return NO_GROUP
     return "" if topic in conf.settings().topics else NO_TOPIC
 
 
 def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]:
-    """Return the newest messages that a group ignored and has a handler for now, at most `LISTED` of those that it ignored."""
+    """Of the newest `LISTED` messages that a group ignored, return those that it has a handler for now."""
     values = {"group": group.name, "since": since, "limit": LISTED}
     rows = database.raw(group.using).execute(IGNORED, values).fetchall()
     undelivered: list[Undelivered] = []
@@ -146,10 +148,10 @@ def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]
 
 def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> int:
     """
-    Defer messages in the inboxes of their groups, each group's in a transaction; return how many are deferred now.
+    Store messages as deferred messages of their groups, in a transaction per group, outbox and topic; return their number.
 
-    Those that the group has handled or deferred meanwhile are left out, and those that no live process of it subscribes to are
-    ignored again.
+    Messages that the group has handled or deferred meanwhile are skipped. Messages that no live process of the group subscribes
+    to are ignored again.
 
     Args:
         by: who does it: a user name, or a command and the user who ran it.
@@ -165,7 +167,7 @@ def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> 
 
 
 def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: str, reason: str) -> int:
-    """Defer messages as a relay sends them."""
+    """Defer messages of a topic in the form in which a relay sends them."""
     connection = database.raw(outbox)
     [source] = connection.execute(SOURCE).fetchone() or ("",)
     kind = conf.topic_settings(topic).type or TopicType.NORMAL
@@ -178,19 +180,21 @@ def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: st
         )
     with guarded.atomic(group.using):
         inbox = database.raw(group.using)
-        inbox.execute(FORGET_IGNORED, {"group": group.name, "ids": ids})
+        inbox.execute(DELETE_IGNORED, {"group": group.name, "ids": ids})
         unhandled = [
             delivery
             for delivery in deliveries
             if group.find(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag) is None
         ]
         for_others = subscriptions.ignore(group, unhandled) if unhandled else set()
-        left = {delivery.message_id for place, delivery in enumerate(unhandled) if place not in for_others}
-        chosen = [
-            (delivery, Deferral.unhandled(Reason.LOST, delivery)) for delivery in deliveries if delivery.message_id not in left
+        still_ignored = {delivery.message_id for index, delivery in enumerate(unhandled) if index not in for_others}
+        deferrals = [
+            (delivery, Deferral.unhandled(Reason.LOST, delivery))
+            for delivery in deliveries
+            if delivery.message_id not in still_ignored
         ]
-        is_stored = defer(inbox, group.name, chosen) if chosen else []
-        done = [delivery.message_id for (delivery, _), is_new in zip(chosen, is_stored, strict=True) if is_new]
+        is_stored = defer(inbox, group.name, deferrals) if deferrals else []
+        done = [delivery.message_id for (delivery, _), is_new in zip(deferrals, is_stored, strict=True) if is_new]
         values = {"act": Act.DELIVERED_AGAIN, "topic": topic, "group": group.name, "reason": reason, "by": by, "ids": done}
         inbox.execute(RECORD, values)
     return len(done)

@@ -1,13 +1,14 @@
 """
-Places where a test may stop, kill or break the process. Nothing happens unless `OUTBOX_FAILPOINTS` is set.
+Failpoints: named calls in the code at which a test may kill, stop or break the process.
 
-`OUTBOX_FAILPOINTS="relay.after_half=kill@3,consumer.before_ack=raise"`: at the third pass of `relay.after_half` the process
-kills itself with SIGKILL; each pass of `consumer.before_ack` raises. Actions: `kill`, `stop` (SIGSTOP), `raise`, `hang`.
-`@N` acts at the Nth pass only; without it, at each.
+Nothing happens unless the environment variable `OUTBOX_FAILPOINTS` is set, for example to
+`relay.after_half=kill@3,consumer.after_commit=raise`. Then the process kills itself with SIGKILL when it passes the failpoint
+`relay.after_half` for the third time, and each pass of `consumer.after_commit` raises an exception. The actions are `kill`,
+`stop` (SIGSTOP), `raise` and `hang`. `@N` acts at the Nth pass only; without it, the action is taken at each pass.
 
-`relay.after_half=kill:/tmp/permit` kills only while there is a file of that name, and once for each file: the process that
-dies renames it to `/tmp/permit.PID`. So a supervisor decides when, a process that was started again lives
-on, and each kill leaves a trace. `stop:/tmp/permit` does the same.
+`relay.after_half=kill:/tmp/permit` kills only if the file `/tmp/permit` exists; the process first renames it to
+`/tmp/permit.PID`. So whoever creates the file decides when a process is killed, only one process is killed per file, and each
+kill leaves a trace. `stop:/tmp/permit` stops the process in the same way.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ _passes: Counter[str] = Counter()
 
 
 class FailpointReached(BaseException):
-    """Raised by the action `raise`; no `except Exception` swallows it."""
+    """Raised by the action `raise`. A BaseException, so that no `except Exception` catches it."""
 
 
 def failpoint(name: str) -> None:
-    """Act here as `OUTBOX_FAILPOINTS` says for that name; return at once when it says nothing."""
+    """Take the action that `OUTBOX_FAILPOINTS` names for this failpoint, if it names one."""
     plan = os.environ.get(VARIABLE)
     if not plan:
         return
     for entry in plan.split(","):
-        place, _, rest = entry.strip().partition("=")
-        if place == name:
+        failpoint_name, _, action_and_pass = entry.strip().partition("=")
+        if failpoint_name == name:
             _passes[name] += 1
-            action, _, nth = rest.partition("@")
+            action, _, nth = action_and_pass.partition("@")
             if not nth or _passes[name] == int(nth):
-                _act(name, action)
+                _take_action(name, action)
 
 
-def _act(name: str, action: str) -> None:
+def _take_action(name: str, action: str) -> None:
     action, _, permit = action.partition(":")
     if action in SIGNALS:
-        if not permit or _take(Path(permit)):
+        if not permit or _take_permit(Path(permit)):
             os.kill(os.getpid(), SIGNALS[action])
     elif action == "raise":
         raise FailpointReached(name)
@@ -55,8 +56,8 @@ def _act(name: str, action: str) -> None:
         raise ValueError(f"{VARIABLE} gives {name} the action {action!r}. Choices are: kill, stop, raise and hang.")
 
 
-def _take(permit: Path) -> bool:
-    """Take the permission to kill this process. Of several that ask, a rename lets one have it."""
+def _take_permit(permit: Path) -> bool:
+    """Take the permit file; return whether this process has it. Renaming the file succeeds in only one process."""
     try:
         permit.rename(f"{permit}.{os.getpid()}")
     except FileNotFoundError:

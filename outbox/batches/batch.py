@@ -1,4 +1,9 @@
-"""A batch in the memory of a relay, and the results of its sends."""
+"""
+A batch as a relay holds it in memory, and the results of its sends.
+
+A position is a message's place in its batch, from 1. To decide a batch is to record that its half messages will be committed. To
+end a half message is to commit it or roll it back.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from outbox.logs import cut
 from outbox.message import TopicType
 
 MessageContent = tuple[str, str | None, str | None, bytes]
-"""The content of a message: key, headers, about, body. All are None where the message row is gone."""
+"""The content of a message: key, headers, about, body. All are None if the message row is gone."""
 
 
 class Transaction(NamedTuple):
@@ -29,13 +34,13 @@ class ClaimedBatch(msgspec.Struct, frozen=True):
     A batch under this relay's lease.
 
     Args:
-        lane: None, like `first_seq`, for a batch that was written half first; it has no numbers.
+        lane: None, like `first_seq`, for a batch that was written half first, since its message has no number.
         message_ids: the message at position p (from 1) is `message_ids[p - 1]`, its number `first_seq + p - 1`.
-        order_keys: one per position on ordered topics.
-        split: positions that have left this batch for another one.
-        failures: how many sends have failed, of those that are counted.
-        messages: one per position, where the claim has loaded them. None: they are loaded later.
-        transaction: the one that may hold it. None: it is certainly in none.
+        order_keys: one per position on ordered topics; None on others.
+        split: positions that were moved to another batch.
+        failures: how many sends have failed; see `Run.is_counted` for failures that do not count.
+        messages: one per position, if the claim has loaded them; None if they are loaded later.
+        transaction: the transaction at the broker that may hold the batch; None if certainly none does.
     """
 
     id: int
@@ -59,14 +64,14 @@ class ClaimedBatch(msgspec.Struct, frozen=True):
 
 
 class SplitReason(enum.StrEnum):
-    """Why a message leaves its batch. The first four are statuses of a send."""
+    """Why a message is split off its batch, or returned with it. The first four are statuses of a send."""
 
     REFUSED = SendStatus.REFUSED.value
     MISCONFIGURED = SendStatus.MISCONFIGURED.value
     UNAVAILABLE = SendStatus.UNAVAILABLE.value
     UNSURE = SendStatus.UNSURE.value
-    HELD = "held"  # an earlier message of its key was not accepted
-    SHED = "shed"  # not sent: half of the lease was over, or the relay stopped
+    HELD = "held"  # not sent, because an earlier message of its key was not accepted
+    SHED = "shed"  # not sent, because half of the lease was over, the relay stopped, or its transaction failed or was full
     DISCARDED = "discarded"  # decided, but the broker has rolled the half message back or discarded it
     UNPROVEN = "unproven"  # decided, but the broker no longer keeps what would prove whether it was published
 
@@ -77,7 +82,7 @@ class SplitReason(enum.StrEnum):
 
 
 class Unaccepted(msgspec.Struct, frozen=True):
-    """Why one message was not accepted. `text` is for operators, and is cut where it is too long to be stored."""
+    """Why one message was not accepted. `text` is for operators; it is cut if it is too long to be stored."""
 
     reason: SplitReason
     text: str
@@ -95,7 +100,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     Args:
         accepted: position -> id of the half message; "" for a one-phase message.
-        half_places: position -> where the broker stores the half message, as `HalfRef.place` has it, where that is known.
+        half_places: position -> where the broker stores the half message (`HalfRef.place`), if that is known.
         source: the stable id of the database, which the half messages carry in their tokens.
     """
 
@@ -105,7 +110,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
     half_places: dict[int, str] = msgspec.field(default_factory=dict)
     source: str = ""
 
-    def note(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
+    def record(self, positions: Sequence[int], outcomes: Iterable[SendResult]) -> list[SendResult]:
         """Add the results of the messages at positions; return the results that are not ACCEPTED."""
         accepted, failed = SendStatus.ACCEPTED, []
         for position, outcome in zip(positions, outcomes, strict=True):
@@ -120,9 +125,10 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     def complete(self, rest: Unaccepted | None) -> None:
         """
-        Set the reason of positions without a result: HELD behind a message of their key that was not accepted, else `rest`.
+        Set the reason of positions without a result.
 
-        A message that the relay did not come to holds nothing: it stays together with the later ones of its key.
+        It is HELD after a message of the same key that was not accepted, otherwise `rest`. A message that is SHED does not hold
+        later messages of its key: they are SHED, too, so all of them stay together.
         """
         held: set[int | None] = set()
         for position in self.batch.positions:
@@ -133,7 +139,7 @@ class BatchSendResult(msgspec.Struct, frozen=True):
                 held.add(key)
 
     def half(self, position: int) -> HalfRef:
-        """Return the reference to the half message at a position, which is not decided yet."""
+        """Return the reference to the half message at a position; it has no `decided_at` yet."""
         batch = self.batch
         place = self.half_places.get(position, "")
         return HalfRef(batch.topic, self.accepted[position], batch.message_ids[position - 1], place, self.source)
@@ -145,12 +151,12 @@ class PreparedBatch(msgspec.Struct, frozen=True):
 
     Args:
         half_ids: one per position; None where the position was split off.
-        positions: those whose commit has no answer yet.
-        half_places: position -> where the broker stores the half message, where that is known.
+        positions: the positions whose commit has no answer yet.
+        half_places: position -> where the broker stores the half message, if that is known.
         source: the stable id of the database.
-        decided_at: None in the process that has just decided it, which needs no look-up.
-        ends_until: as it was read; taking the batch over changes it.
-        is_fresh: its decision has just been written, so nothing of it can have been committed before.
+        decided_at: None in the process that has just decided the batch, since only look-ups need it.
+        ends_until: until when its holder may end the half messages, as read from the row; taking the batch over changes it.
+        is_fresh: this call has written the decision, so no half message can have been committed before.
     """
 
     id: int
@@ -180,7 +186,7 @@ class PreparedBatch(msgspec.Struct, frozen=True):
 
 
 def places_as_stored(places: Mapping[int, str], size: int) -> list[str | None] | None:
-    """Return the places of half messages as a list, as a batch's row stores them; None if no place is known."""
+    """Return the places of half messages in the form of the column `half_places`; None if no place is known."""
     if not any(places.values()):
         return None
     return [places.get(position) or None for position in range(1, size + 1)]

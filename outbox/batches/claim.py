@@ -1,8 +1,11 @@
 """
-Claim and reclaim: tickets become batches, and batches that wait or were left behind are claimed again.
+Claim and reclaim: tickets become batches; batches that were released, or whose relay died, are claimed again.
 
-The messages of the batches are loaded later, in slices, by `relay/send.py`; those of few new messages of one topic come with
-their claim.
+A ticket is a row that says that a message waits to be claimed. A batch holds the messages of one topic that were claimed
+together. A lane is a small number that one relay holds alone; the messages of a batch get the next numbers of its relay's lane.
+
+The messages of a batch are loaded later, in slices, by `relay/send.py`. Only `claim_topic`, which takes a few new messages of one
+topic, returns them with the batch.
 """
 
 from __future__ import annotations
@@ -26,19 +29,19 @@ TOPICS_PER_CLAIM = 16
 MESSAGES_PER_CLAIM = 2000
 
 # The oldest tickets of each topic, except those that another transaction has locked.
-OLDEST = """
+OLDEST_TICKETS = """
 picked AS (
-    SELECT ticket.ctid FROM looked_at, LATERAL (
-        SELECT ctid FROM outbox_ticket WHERE topic_id = looked_at.id AND pos >= looked_at.scan_from
+    SELECT ticket.ctid FROM scanned, LATERAL (
+        SELECT ctid FROM outbox_ticket WHERE topic_id = scanned.id AND pos >= scanned.scan_from
         ORDER BY pos LIMIT (SELECT per_topic FROM share) FOR UPDATE SKIP LOCKED) ticket)"""
 
-# The oldest tickets of each topic whose keys are free. A key that has a message in an unfinished or dead batch waits for that
-# batch, and for an earlier ticket of the key that another transaction has locked. A ticket without a key was written before the
-# topic was ordered. NULL keys are left out: with one NULL in its list, NOT IN is never true.
-OLDEST_OF_FREE_KEYS = f"""
+# The oldest tickets of each topic whose keys are free. A ticket has to wait while an unfinished or dead batch has a message of
+# its key, and while another transaction has locked an earlier ticket of its key. A ticket without a key was written before the
+# topic was ordered. `key IS NOT NULL`, because NOT IN is never true for a list that contains a NULL.
+OLDEST_TICKETS_OF_FREE_KEYS = f"""
 candidate AS (
-    SELECT looked_at.id AS topic_id, ticket.* FROM looked_at, LATERAL (
-        SELECT ctid AS row_id, pos, order_key FROM outbox_ticket WHERE topic_id = looked_at.id AND pos >= looked_at.scan_from
+    SELECT scanned.id AS topic_id, ticket.* FROM scanned, LATERAL (
+        SELECT ctid AS row_id, pos, order_key FROM outbox_ticket WHERE topic_id = scanned.id AND pos >= scanned.scan_from
         AND (order_key IS NULL OR order_key NOT IN (
             SELECT key FROM outbox_batch, unnest(order_keys) key WHERE state IN {UNFINISHED} AND key IS NOT NULL
             UNION ALL
@@ -48,27 +51,28 @@ locked AS (
     SELECT ctid AS row_id FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT row_id FROM candidate)) FOR UPDATE SKIP LOCKED),
 picked AS (
     SELECT row_id AS ctid FROM (
-        SELECT candidate.row_id, locked.row_id IS NOT NULL AS is_mine, candidate.pos,
+        SELECT candidate.row_id, locked.row_id IS NOT NULL AS is_locked_here, candidate.pos,
             min(candidate.pos) FILTER (WHERE locked.row_id IS NULL)
-                OVER (PARTITION BY candidate.topic_id, candidate.order_key) AS not_mine
+                OVER (PARTITION BY candidate.topic_id, candidate.order_key) AS first_locked_elsewhere
         FROM candidate LEFT JOIN locked ON locked.row_id = candidate.row_id) marked
-    WHERE is_mine AND (not_mine IS NULL OR pos < not_mine))"""
+    WHERE is_locked_here AND (first_locked_elsewhere IS NULL OR pos < first_locked_elsewhere))"""
 
 
-# The transaction of a new batch, where its relay sends in transactions.
-TRANSACTION = "CASE WHEN %(in_transactions)s THEN %(lane)s END, CASE WHEN %(in_transactions)s THEN 1 END"
+# `tx_lane` and `tx_attempt` of a new batch: NULL unless its relay sends in transactions of the lane.
+TX_COLUMNS = "CASE WHEN %(in_transactions)s THEN %(lane)s END, CASE WHEN %(in_transactions)s THEN 1 END"
 
 
 def _claim_statement(*, tickets: str, order_keys: str, among: str = "") -> str:
     """
     Return the SQL of a claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
 
-    It returns one row for each topic looked at. The LATERAL probe reads one ticket per topic; EXISTS would join all of them.
-    The topics share `limit`, and at most 2,000 messages, so that the result fits into a socket's buffer (212 KB, and with keys
-    3,400 messages did): if a relay froze before reading a larger one, the statement could not end and would keep its locks.
+    The statement returns one row for each topic that has tickets. The LATERAL probe reads one ticket per topic; EXISTS would join
+    all tickets. The topics share twice the `limit`, and at most 2,000 messages, so that the result fits into a socket's buffer
+    (212 KB, which was enough for 3,400 messages with keys). If a relay froze before it had read a larger result, the statement
+    could not end and would keep its locks.
     """
     return f"""
-WITH looked_at AS (
+WITH scanned AS (
     SELECT topic.id, topic.name, topic.type, start.scan_from
     FROM outbox_topic topic,
     LATERAL (SELECT coalesce((%(scan_from)s::jsonb ->> topic.id::text)::bigint, 0) AS scan_from) start,
@@ -78,7 +82,7 @@ WITH looked_at AS (
     ORDER BY topic.id <= %(after)s, topic.id LIMIT %(topic_limit)s),
 share AS (
     SELECT least(%(limit)s, greatest(1, least(2 * %(limit)s, {MESSAGES_PER_CLAIM}) / greatest(1, count(*)))) AS per_topic
-    FROM looked_at),{tickets},
+    FROM scanned),{tickets},
 taken AS (
     DELETE FROM outbox_ticket WHERE ctid = ANY(ARRAY(SELECT ctid FROM picked))
     RETURNING topic_id, pos, message_id, order_key),
@@ -93,28 +97,28 @@ numbered AS (
 batch AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, order_keys, state, owner, lease_until, tx_lane, tx_attempt)
     SELECT grouped.topic_id, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, grouped.order_keys, {State.CLAIMED},
-        %(lane)s, clock_timestamp() + %(lease)s, {TRANSACTION}
+        %(lane)s, clock_timestamp() + %(lease)s, {TX_COLUMNS}
     FROM grouped JOIN numbered USING (topic_id)
     RETURNING id, attempt, topic_id, lane, first_seq, message_ids, order_keys, tx_lane, tx_attempt)
-SELECT looked_at.id, grouped.last_pos, batch.id, batch.attempt, looked_at.name, looked_at.type, batch.lane, batch.first_seq,
+SELECT scanned.id, grouped.last_pos, batch.id, batch.attempt, scanned.name, scanned.type, batch.lane, batch.first_seq,
     batch.message_ids::text[], batch.order_keys, '{{}}'::smallint[], 0, batch.tx_lane, batch.tx_attempt
-FROM looked_at LEFT JOIN batch ON batch.topic_id = looked_at.id LEFT JOIN grouped ON grouped.topic_id = looked_at.id
-ORDER BY looked_at.id <= %(after)s, looked_at.id
+FROM scanned LEFT JOIN batch ON batch.topic_id = scanned.id LEFT JOIN grouped ON grouped.topic_id = scanned.id
+ORDER BY scanned.id <= %(after)s, scanned.id
 """
 
 
-CLAIM = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]")
+CLAIM = _claim_statement(tickets=OLDEST_TICKETS, order_keys="NULL::bigint[]")
 
-# Only these topics are probed: each probe costs a microsecond, which adds up over thousands of topics.
-CLAIM_AMONG = _claim_statement(tickets=OLDEST, order_keys="NULL::bigint[]", among="AND topic.id = ANY(%(among)s)")
+# Probes only the given topics: a probe costs a microsecond, which adds up over thousands of topics.
+CLAIM_AMONG = _claim_statement(tickets=OLDEST_TICKETS, order_keys="NULL::bigint[]", among="AND topic.id = ANY(%(among)s)")
 
-CLAIM_ORDERED = _claim_statement(tickets=OLDEST_OF_FREE_KEYS, order_keys="array_agg(order_key ORDER BY pos)")
+CLAIM_ORDERED = _claim_statement(tickets=OLDEST_TICKETS_OF_FREE_KEYS, order_keys="array_agg(order_key ORDER BY pos)")
 
-# Claims of ordered topics run one after the other. The lock is a statement of its own, so that the snapshot of the claim that
-# follows is newer than the commit of the previous claim.
+# Claims of ordered topics run one after the other. The lock is taken by a separate statement, so that the claim that follows gets
+# a snapshot that is newer than the commit of the previous claim.
 LOCK_ORDER = f"SELECT pg_advisory_xact_lock({Lock.ORDERED_CLAIM}, 0)"
 
-# Whether a ticket waits in an ordered topic. Where there is none, no lock is taken.
+# Whether a ticket waits in an ordered topic. If not, LOCK_ORDER is not taken.
 ORDERED_WAITS = """
 SELECT 1 FROM outbox_topic topic,
 LATERAL (SELECT 1 FROM outbox_ticket WHERE topic_id = topic.id ORDER BY pos LIMIT 1) probe
@@ -122,11 +126,14 @@ WHERE topic.ordered AND NOT topic.paused AND topic.broker = %(broker)s AND topic
 AND (%(only)s::text IS NULL OR topic.name = %(only)s) LIMIT 1
 """
 
-# The batch that has been due longest, or whose lease is over, or whose owner's lane is free: attempt + 1. A batch that was just
-# returned goes behind the others, so that one that is never answered does not hold them. A batch with order keys waits
-# for all unfinished and dead batches before it that share a key. Of messages that were claimed together the lower number comes
-# first; otherwise the earlier claim, since claims of ordered topics run one after the other. Numbers of two claims may be of two
-# lanes, and the id of a batch that was split off only says when it was.
+# Claim again, with attempt + 1, a batch whose lease is over or whose owner's lane is free; if there is none, the released batch
+# that has been due for the longest time. So a batch that was just released comes after the others, and one that the broker never
+# answers does not keep them waiting.
+#
+# A batch with order keys waits for all earlier unfinished and dead batches that share a key. A batch that was split off counts as
+# old as its origin, since its own id only shows when it was split off. Within the same origin, the batch with the lower numbers
+# is the earlier one. Between two origins the ids decide, since claims of ordered topics run one after the other; numbers would
+# not, since they may be of two lanes.
 RECLAIM = f"""
 WITH reclaimed AS (
     UPDATE outbox_batch SET state = {State.CLAIMED}, attempt = attempt + 1, owner = %(lane)s, due_at = NULL,
@@ -156,13 +163,13 @@ FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 
 class Scope(msgspec.Struct, frozen=True):
     """
-    Which topics a claim looks at: those of a broker, as their rows say.
+    Which topics a claim considers: those whose rows name a broker.
 
     Args:
-        broker: its alias.
-        without: names of topics to leave out.
-        only: the name of the only topic to look at. None: all of them.
-        in_transactions: whether their batches are sent in transactions of the lane.
+        broker: the broker's alias.
+        without: names of topics to exclude.
+        only: the name of the only topic to consider; None for all.
+        in_transactions: whether the batches are sent in transactions of the lane.
     """
 
     broker: str
@@ -177,9 +184,9 @@ class Scope(msgspec.Struct, frozen=True):
 
 ClaimedTopic = tuple[int, int | None, ClaimedBatch | None]
 """
-The id of a topic that a claim has looked at, the position of its last ticket that was claimed, and the batch.
+The id of a topic that has tickets, the position of its last ticket that was claimed, and the batch.
 
-The last two are None where no ticket could be claimed: all are locked, or their keys are held.
+The last two are None if no ticket could be claimed, because all are locked, or wait for earlier messages of their keys.
 """
 
 
@@ -199,21 +206,22 @@ def claim(
     Turn the oldest tickets of unordered topics into batches, one per topic.
 
     Args:
-        lane: the lane that this relay holds; its next numbers go to the messages.
+        lane: the lane that this relay holds; the messages get its next numbers.
         lease: how long other relays leave the batches alone, by the database's clock.
-        limit: the most messages per topic; twice as many for all topics together, and at most `MESSAGES_PER_CLAIM`.
-        after: id of the topic after which to begin; topics are looked at in a circle.
-        topic_limit: the most topics to look at.
+        limit: maximum number of messages per topic. All topics together get at most twice as many, and at most
+            `MESSAGES_PER_CLAIM`.
+        after: id of the topic after which to begin; after the last topic, the first ones follow.
+        topic_limit: maximum number of topics.
         scan_from: topic id -> the ticket position at which to begin.
-        among: ids of the only topics to look at. Empty: all topics.
+        among: ids of the only topics to consider; empty for all.
 
     Returns:
-        The topics that had tickets, in the order in which they were looked at.
+        The topics that had tickets, in the order in which they were considered.
     """
     arguments = {"scan_from": Jsonb(scan_from or {}), "ordered": False, **scope.arguments()}
     arguments |= {"lane": lane, "lease": lease, "limit": limit, "after": after, "topic_limit": topic_limit}
     statement, arguments = (CLAIM_AMONG, arguments | {"among": list(among)}) if among else (CLAIM, arguments)
-    return [_claimed(row) for row in connection.execute(statement, arguments).fetchall()]
+    return [_claimed_topic(row) for row in connection.execute(statement, arguments).fetchall()]
 
 
 def claim_ordered(
@@ -230,32 +238,32 @@ def claim_ordered(
     Turn the oldest tickets of ordered topics whose keys are free into batches, one per topic; arguments as for `claim`.
 
     Returns:
-        The topics that had tickets, in the order in which they were looked at. None: no ticket waits in an ordered topic.
+        The topics that had tickets, in the order in which they were considered. None if no ticket waits in an ordered topic.
     """
     if not connection.execute(ORDERED_WAITS, scope.arguments()).fetchone():
         return None
     arguments = {"scan_from": Jsonb({}), "ordered": True, "lane": lane, "lease": lease, **scope.arguments()}
     arguments |= {"limit": limit, "after": after, "topic_limit": topic_limit}
-    # Both statements in one message to the server, which runs them as one transaction. A relay that froze between two messages
-    # would keep the lock and block every other relay.
+    # Both statements go to the server in one message, which it runs as one transaction. With two messages, a relay that froze
+    # between them would keep the lock and block every other relay.
     with psycopg.ClientCursor(connection) as cursor:
         cursor.execute(f"{LOCK_ORDER};{CLAIM_ORDERED}", arguments)
         cursor.nextset()
-        return [_claimed(row) for row in cursor.fetchall()]
+        return [_claimed_topic(row) for row in cursor.fetchall()]
 
 
 def reclaim(connection: Connection, scope: Scope, *, lane: int, lease: timedelta, but: int | None = None) -> ClaimedBatch | None:
     """
-    Claim again the batch that has been due longest, or that its relay left behind; attempt + 1.
+    Claim again, with attempt + 1, a batch whose relay died or lost its lease, or the released batch that has been due longest.
 
     Args:
-        but: id of a batch to leave out.
+        but: id of a batch to exclude.
     """
     row = connection.execute(RECLAIM, {"lane": lane, "lease": lease, "but": but, **scope.arguments()}).fetchone()
     return None if row is None else _batch(row)
 
 
-def _claimed(row: tuple[Any, ...]) -> ClaimedTopic:
+def _claimed_topic(row: tuple[Any, ...]) -> ClaimedTopic:
     return row[0], row[1], None if row[2] is None else _batch(row[2:])
 
 
@@ -276,11 +284,11 @@ def _batch(row: tuple[Any, ...]) -> ClaimedBatch:
     )
 
 
-FEW = 16  # messages in one claim
-SMALL = 4096  # bytes of body; a batch with a larger one is loaded later
+FEW = 16  # maximum number of messages in a claim of `claim_topic`
+SMALL = 4096  # bytes; if a message of the batch has a larger body, the whole batch is loaded later
 
-# The oldest tickets of one unordered topic become a batch of few messages, which are returned with it. The plan is as small as
-# possible: where messages come one by one, starting a plan costs more than running it.
+# The oldest tickets of one unordered topic become a batch of few messages, which are returned with the batch. The statement is
+# kept as small as possible: if messages come one by one, starting its plan costs more than running it.
 CLAIM_TOPIC = f"""
 WITH topic AS (
     SELECT name, type, ordered FROM outbox_topic
@@ -300,7 +308,7 @@ numbered AS (
 batch AS (
     INSERT INTO outbox_batch (topic_id, lane, first_seq, message_ids, state, owner, lease_until, tx_lane, tx_attempt)
     SELECT %(topic)s, %(lane)s, numbered.last_seq - grouped.size + 1, grouped.ids, {State.CLAIMED}, %(lane)s,
-        clock_timestamp() + %(lease)s, {TRANSACTION}
+        clock_timestamp() + %(lease)s, {TX_COLUMNS}
     FROM grouped, numbered
     RETURNING id, attempt, first_seq, message_ids)
 SELECT topic.name, topic.type, topic.ordered, grouped.last_pos, batch.id, batch.attempt, batch.first_seq,
@@ -323,11 +331,12 @@ def claim_topic(
         scan_from: the ticket position at which to begin.
 
     Returns:
-        The topic's name, which is None where it is paused, left out, or another broker's; whether it is ordered; the position of
-        the last ticket that was claimed; and the batch, which is None where none could be claimed, and on ordered topics.
+        The topic's name, which is None if it is paused, excluded, or of another broker; whether the topic is ordered; the
+        position of the last ticket that was claimed; and the batch, which is None if no ticket could be claimed, and on ordered
+        topics.
     """
     arguments = {**scope.arguments(), "topic": topic_id, "lane": lane, "lease": lease}
-    # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
+    # Not connection.cursor(): in tests it returns Django's cursor, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         rows = cursor.execute(CLAIM_TOPIC, {**arguments, "scan_from": scan_from}, binary=True).fetchall()
     if not rows:

@@ -1,8 +1,9 @@
 """
-Half first: the publisher's transaction writes the message row and the decided batch itself.
+Half first: the publisher's transaction sends the half message, and writes both the message row and a batch that is decided.
 
-The batch of one message is PREPARED from the database commit on, with attempt 1, and without lane and number. The message row is
-the decision: where a check-back has written a tombstone (topic 0) in its place, the transaction can never commit.
+The batch has one message. When the transaction commits, it is PREPARED, with attempt 1, and without lane and number. The message
+row is the decision to commit the half message. If a check-back has written a tombstone (a row with topic 0) with the message's id
+first, the transaction can never commit.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from outbox.models import State
 if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
 
-# Without ON CONFLICT: where the check-back has written a tombstone, this transaction must fail. Nobody waits for the lock: it
-# shows which transaction is open behind the message (`monitoring/open_transactions.py`).
+# Without ON CONFLICT: if a check-back has written a tombstone, this transaction must fail. No process waits for the advisory
+# lock; it only shows which open transaction has the message (`monitoring/open_transactions.py`).
 INSERT_PREPARED = f"""
 WITH message AS ({INSERT_ROW}),
 batch AS (
@@ -39,8 +40,8 @@ SELECT batch.id, source.id
 FROM batch, outbox_source source, pg_advisory_xact_lock_shared({Lock.HALF_FIRST}, hashtext(%s::text))
 """
 
-# Runs in the transaction that has written the batch, so that every committed batch has its place.
-NOTE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
+# Runs in the transaction that has written the batch, so that a committed batch says where its half message is stored.
+STORE_PLACE = f"UPDATE outbox_batch SET half_places = ARRAY[%s] WHERE id = %s AND state = {State.PREPARED} AND attempt = 1"
 
 MARK_SENT = f"""
 UPDATE outbox_batch SET state = {State.SENT}, sent_at = clock_timestamp(), open = NULL
@@ -48,11 +49,12 @@ WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
 """
 
 CLOCK_AHEAD = timedelta(hours=1)
-"""How far a publisher's clock may be ahead of the database's; for messages further ahead no tombstone is written."""
+"""How far a publisher's clock may be ahead of the database's. If a message's id is further ahead, no tombstone is written."""
 
-# A statement of its own, because only a later snapshot sees the row for which the statement before has waited. The newest
-# message of a batch of one is its only one. Its columns are NULL where the message has none. `is_being_ended`: its decider, or
-# the sweep that took it over, may still end its half message.
+# A separate statement, because only its later snapshot sees the row for which INSERT_TOMBSTONE has waited. The condition with
+# `outbox_newest` uses an index; the newest message of a batch of one is its only message. The batch's columns are NULL if the
+# message has none. `is_being_ended`: the process that decided the batch, or the sweep that took it over, may still end its half
+# message.
 READ_STEP = """
 SELECT message.topic_id = 0 AS is_tombstone, batch.id AS batch, batch.state, batch.attempt, batch.half_ids[1] AS half_id,
     coalesce(batch.ends_until > clock_timestamp(), false) AS is_being_ended
@@ -66,7 +68,8 @@ class Tombstone(enum.Enum):
     """
     The result of writing a tombstone.
 
-    UNWRITTEN: the time in the message's id is outside of the retention, so that a missing row proves nothing.
+    ROW_IS_THERE: the transaction has written the row and has committed, or there is a tombstone already.
+    UNWRITTEN: the time in the message's id is outside of the retention (or in the future), so that a missing row proves nothing.
     """
 
     WRITTEN = enum.auto()
@@ -81,7 +84,7 @@ def insert_prepared(
     Write message row and batch in the open transaction; return the batch's id, and the stable id of the database.
 
     Args:
-        window: how long this process may end the half message. None: at any time.
+        window: how long this process may end the half message; None for no limit.
 
     Raises:
         HalfNotStored: the message has a tombstone. The transaction is aborted.
@@ -104,25 +107,25 @@ def insert_prepared(
         ) from error
 
 
-def note_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
-    """Store the place of the half message, in the transaction that has written the batch."""
-    cursor.execute(NOTE_PLACE, [place, batch_id])
+def store_half_first_place(cursor: CursorWrapper, batch_id: int, place: str) -> None:
+    """Store where the broker keeps the half message (`HalfRef.place`), in the transaction that has written the batch."""
+    cursor.execute(STORE_PLACE, [place, batch_id])
 
 
 def mark_half_first_sent(cursor: CursorWrapper, batch_id: int) -> None:
-    """Mark the batch SENT, after its half message was committed, unless the sweep was first: it has marked or released it."""
+    """Mark the batch SENT after its half message was committed. Does nothing if a sweep has marked or released it first."""
     cursor.execute(MARK_SENT, [batch_id])
 
 
 def write_tombstone(connection: Connection, message_id: UUID, *, retention: timedelta) -> Tombstone:
     """
-    Write a tombstone in the place of a message row, so that its transaction can never commit.
+    Write a tombstone with the id of a message, so that a transaction that inserts its row can never commit.
 
     Args:
         retention: how long messages are kept; they stay until the end of their UTC day.
 
     Raises:
-        psycopg.errors.LockNotAvailable: a transaction has written the row and is still open.
+        psycopg.errors.LockNotAvailable: a transaction that has not ended has written the row.
         psycopg.errors.CheckViolation: there is no partition for the row.
     """
     values = {"id": message_id, "retention": retention, "ahead": CLOCK_AHEAD}

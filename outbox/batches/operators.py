@@ -1,12 +1,13 @@
 """
-What operators do: replay or discard dead messages, and resend messages that an audit found lost.
+What operators do with batches: replay or discard dead messages, and resend messages that an audit found lost.
 
-A dead message is released or discarded: it leaves its batch for a batch of one; for the last one left, the batch itself changes.
-One whose day was dropped gets its row back from its copy. The same statement records who did it and why.
+To replay or discard a dead message, it is moved into a new batch of one message, which is RELEASED or DISCARDED. If all remaining
+messages of its batch are chosen, the state of the batch itself changes. A message whose daily partition was dropped gets its row
+back from its copy in `outbox_dead`. The same statement records who did it and why.
 
-A message that was sent and is lost leaves its batch for a batch of one, with the same lane and number, so that consumers and
-audit find the missing number; a batch of one is released itself. A message row without ticket or batch, which would never be
-sent, gets a ticket.
+A message that was sent and is lost is also moved into a batch of one message, with the same lane and number, so that consumers
+and the audit see the missing number arrive. If it is the only one of its batch, the batch itself is released. A message row
+without ticket or batch, which would never be sent, gets a ticket.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ logger = get_logger(__name__)
 BATCHES_AT_ONCE = 100
 MESSAGES_AT_ONCE = 500
 
-# The dead batches of some messages: how many messages each still has, which of them are wanted, and their positions.
+# The dead batches of given messages: how many messages each still has, which of the given ones, and their positions.
 FIND_DEAD = f"""
 SELECT batch.id, cardinality(message_ids) - cardinality(split), array_agg(member.id ORDER BY position),
     array_agg(position ORDER BY position)
@@ -52,22 +53,22 @@ SELECT %(act)s::text, acted.message_id, coalesce(topic.name, ''), {batches}.id, 
 FROM {batches} LEFT JOIN outbox_topic topic ON topic.id = {batches}.topic_id, unnest({message_ids}) acted(message_id)
 """
 
-# Whole batches are released, their failures counted from zero again, or discarded. Returns the messages that were left in each.
-REPLAY = f"""
+# Release whole batches, with no failures counted, or discard them. Return the messages that were still in each batch.
+REPLAY_BATCHES = f"""
 WITH done AS (
     UPDATE outbox_batch SET state = %(next)s, failures = 0,
         due_at = CASE WHEN %(next)s = {State.RELEASED} THEN clock_timestamp() END
     WHERE id = ANY(%(ids)s) AND state = {State.DEAD}
     RETURNING id, topic_id, attempt,
         ARRAY(SELECT member.id FROM unnest(message_ids) WITH ORDINALITY member(id, position) WHERE position <> ALL(split))
-            AS left_in_it
-), recorded AS ({RECORD.format(message_ids="left_in_it", batches="done")})
-SELECT left_in_it FROM done
+            AS remaining_ids
+), recorded AS ({RECORD.format(message_ids="remaining_ids", batches="done")})
+SELECT remaining_ids FROM done
 """
 
-# One message leaves a dead batch. Its order key leaves with it: the batch stays dead and holds only the keys of the others.
-# Unordered batches keep NULL: NULL || NULL would be an array with one element.
-REPLAY_ONE = f"""
+# Move one message out of a dead batch, together with its order key: the batch stays dead, and keeps holding back only the keys of
+# the others. Unordered batches keep NULL as their order keys, since NULL || NULL would be an array with one element.
+REPLAY_MESSAGE = f"""
 WITH batch AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint,
         order_keys = CASE WHEN order_keys IS NOT NULL
@@ -83,7 +84,7 @@ SELECT topic_id, lane, first_seq + %(position)s - 1, message_ids[%(position)s:%(
 FROM batch
 """
 
-# Messages without a row, and whether there is a copy.
+# Messages whose row is gone, and whether there is a copy.
 WITHOUT_ROW = """
 SELECT wanted.id, EXISTS (SELECT FROM outbox_dead dead WHERE dead.message_id = wanted.id AND dead.body IS NOT NULL)
 FROM unnest(%s::uuid[]) wanted(id) WHERE NOT EXISTS (SELECT FROM outbox_message message WHERE message.id = wanted.id)
@@ -97,15 +98,15 @@ class ActResult(msgspec.Struct):
     The result of replaying, discarding or resending messages.
 
     Args:
-        messages: how many were released or discarded.
-        refused: message id -> why it was neither.
+        messages: how many were released, discarded or given a ticket.
+        refused: message id -> why nothing was done with it.
     """
 
     messages: int = 0
     refused: dict[str, str] = msgspec.field(default_factory=dict)
 
     def refuse(self, message_ids: Iterable[UUID], reason: str) -> None:
-        """Add messages that were neither released nor discarded, with the reason."""
+        """Add messages with which nothing was done, and the reason."""
         self.refused.update({str(message_id): reason for message_id in message_ids})
 
 
@@ -116,7 +117,7 @@ def replay_messages(
     Send dead messages again, or discard them.
 
     Args:
-        connection: in autocommit, or in a transaction that does all of it or nothing.
+        connection: in autocommit, or in a transaction, which then does all or nothing.
         by: the user's name, or a command and the name of the user who ran it.
         reason: the user's reason.
         discard: mark them DISCARDED, so that they are never sent.
@@ -136,7 +137,7 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
 
     Args:
         connection: in autocommit.
-        topic: only messages of this topic. None: of all topics.
+        topic: only messages of this topic; None for all topics.
         by: as for `replay_messages`.
     """
     result, after = ActResult(), 0
@@ -145,28 +146,30 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
         _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
         ids = [batch_id for batch_id, _ in batches]
         arguments = {"next": State.RELEASED, "act": Act.REPLAYED, "by": by, "reason": "", "ids": ids}
-        result.messages += sum(len(ids) for (ids,) in connection.execute(REPLAY, arguments).fetchall())
+        result.messages += sum(len(ids) for (ids,) in connection.execute(REPLAY_BATCHES, arguments).fetchall())
     _wake(connection, result, discard=False)
     return result
 
 
 def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, arguments: dict[str, object]) -> None:
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
-    of_dead = [message_id for _, _, ids, _ in dead for message_id in ids]
-    result.refuse(set(message_ids) - set(of_dead), "It is not dead.")
-    bare = set() if arguments["act"] is Act.DISCARDED else set(_restore(connection, of_dead))
-    result.refuse(bare, "Its message row is gone, and there is no copy. Discard it.")
-    whole: dict[int, set[UUID]] = {}
-    for batch_id, left, ids, positions in dead:
-        chosen = {message_id: position for message_id, position in zip(ids, positions, strict=True) if message_id not in bare}
-        if len(chosen) == left:
-            whole[batch_id] = set(chosen)
+    dead_ids = [message_id for _, _, ids, _ in dead for message_id in ids]
+    result.refuse(set(message_ids) - set(dead_ids), "It is not dead.")
+    without_copy = set() if arguments["act"] is Act.DISCARDED else set(_restore(connection, dead_ids))
+    result.refuse(without_copy, "Its message row is gone, and there is no copy. Discard it.")
+    whole_batches: dict[int, set[UUID]] = {}
+    for batch_id, remaining, ids, positions in dead:
+        chosen = {
+            message_id: position for message_id, position in zip(ids, positions, strict=True) if message_id not in without_copy
+        }
+        if len(chosen) == remaining:
+            whole_batches[batch_id] = set(chosen)
         else:
             _replay_each(connection, batch_id, chosen, result, arguments)
-    rows = connection.execute(REPLAY, arguments | {"ids": list(whole)}).fetchall() if whole else []
-    done = {message_id for (ids,) in rows for message_id in ids}
-    result.messages += len(done)
-    result.refuse({message_id for ids in whole.values() for message_id in ids} - done, TOO_LATE)
+    rows = connection.execute(REPLAY_BATCHES, arguments | {"ids": list(whole_batches)}).fetchall() if whole_batches else []
+    changed = {message_id for (ids,) in rows for message_id in ids}
+    result.messages += len(changed)
+    result.refuse({message_id for ids in whole_batches.values() for message_id in ids} - changed, TOO_LATE)
 
 
 def _replay_each(
@@ -174,31 +177,32 @@ def _replay_each(
 ) -> None:
     """Replay or discard some messages of a dead batch; the others stay in it."""
     for message_id, position in positions.items():
-        if connection.execute(REPLAY_ONE, arguments | {"id": batch_id, "position": position}).rowcount:
+        if connection.execute(REPLAY_MESSAGE, arguments | {"id": batch_id, "position": position}).rowcount:
             result.messages += 1
         else:
             result.refuse([message_id], TOO_LATE)
 
 
 def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
-    """Restore message rows that are gone from their copies; return the messages that have no copy."""
+    """Restore missing message rows from their copies; return the messages that have no copy."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
-    kept = [message_id for message_id, has_copy in gone if has_copy]
-    if kept and rights(connection).may_create:  # else the rows go to DEFAULT, until the owner's maintenance moves them
-        for day in sorted({day_of(message_id) for message_id in kept}):
+    with_copy = [message_id for message_id, has_copy in gone if has_copy]
+    # Without the right, the rows go to the DEFAULT partition, until the maintenance of the tables' owner moves them.
+    if with_copy and rights(connection).may_create:
+        for day in sorted({day_of(message_id) for message_id in with_copy}):
             make_day(connection, day)
-    if kept:
-        connection.execute(INSERT_COPY, [kept])
+    if with_copy:
+        connection.execute(INSERT_COPY, [with_copy])
     return [message_id for message_id, has_copy in gone if not has_copy]
 
 
 def _wake(connection: Connection, result: ActResult, *, discard: bool) -> None:
     if result.messages:
-        logger.info("%s dead messages were %s by an operator", result.messages, "discarded" if discard else "released")
+        logger.info("An operator %s %s dead messages.", "discarded" if discard else "replayed", result.messages)
         wake_relay(connection)
 
 
-# One resend at a time: the second sees what the first has done.
+# Resends run one after the other, so that each sees the changes of the ones before.
 LOCK = f"SELECT pg_advisory_xact_lock({Lock.RESEND}, 0)"
 
 # The current states of messages, and when they were last sent.
@@ -224,7 +228,7 @@ UPDATE outbox_batch SET state = {State.RELEASED}, failures = 0, due_at = clock_t
 WHERE id = %(batch)s AND state = {State.SENT} AND cardinality(message_ids) = 1
 """
 
-MOST_KEYS = 1000  # that are locked one by one, as in `publishing/key_locks.py`
+MAX_LOCKED_KEYS = 1000  # if there are more, the topics are locked instead, as in `publishing/key_locks.py`
 
 # The keys of messages on ordered topics.
 FIND_KEYS = """
@@ -233,7 +237,7 @@ FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_
 WHERE message.id = ANY(%s) AND topic.ordered
 """
 
-# Locked as their publishers lock them (publishing/key_locks.py), in their order: no later ticket of a key is uncommitted then.
+# Take the locks of publishers (publishing/key_locks.py), in the same order, so that no later ticket of a key is uncommitted.
 LOCK_TOPICS = f"SELECT pg_advisory_xact_lock({Lock.TOPIC_KEYS}, id) FROM unnest(%s::int[]) AS id"
 SHARE_TOPICS = f"SELECT pg_advisory_xact_lock_shared({Lock.TOPIC_KEYS}, id) FROM unnest(%s::int[]) AS id"
 LOCK_KEYS = f"SELECT pg_advisory_xact_lock({Lock.KEY}, hash) FROM unnest(%s::int[]) AS hash"
@@ -245,7 +249,7 @@ WITH lost AS (
     FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s)
 """
 
-# The ticket comes before those of later messages of the key. Its position is free for that key: the message had a ticket once.
+# Insert a ticket before those of later messages of its key. That position is free, since the message had a ticket once.
 INSERT_AHEAD = f"""
 {LOST}
 INSERT INTO outbox_ticket (pos, message_id, topic_id, order_key)
@@ -257,7 +261,7 @@ FROM lost CROSS JOIN LATERAL (
     AND (later.created_at, later.id) > (lost.created_at, lost.id) HAVING count(*) > 0) first
 """
 
-# Where no later message of the key waits.
+# Insert a ticket if no later message of the key waits.
 INSERT_TICKET = f"{LOST} INSERT INTO outbox_ticket (message_id, topic_id, order_key) SELECT id, topic_id, order_key FROM lost"
 
 GONE = "The outbox does not have it: it was pruned, or never published."
@@ -270,13 +274,13 @@ REFUSED = {
 
 def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: datetime) -> ActResult:
     """
-    Resend messages that were sent, and send those that have no ticket; messages that are on their way are refused.
+    Resend messages that were sent, and give a ticket to those that have none. Messages that are on their way are refused.
 
-    Those of one key on an ordered topic go in the order in which they were published, and before later ones that still wait.
+    On an ordered topic, messages of a key are sent in the order in which they were published, and before later waiting ones.
 
     Args:
-        connection: in a transaction, READ COMMITTED.
-        lost_before: when the audit found them lost; messages that were sent later are refused.
+        connection: in a READ COMMITTED transaction.
+        lost_before: the time at which the audit found them lost; messages that were sent later are refused.
     """
     result = ActResult()
     connection.execute(LOCK)
@@ -285,13 +289,13 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
     result.refuse([message_id for message_id in message_ids if message_id not in states], GONE)
     _lock_keys(connection, [row.id for row in rows if row.state == "lost"])
     for row in rows:
-        if reason := _why_not(row, lost_before):
+        if reason := _reason_to_refuse(row, lost_before):
             result.refuse([row.id], reason)
         else:
             _resend_one(connection, row)
             result.messages += 1
     if result.messages:
-        logger.info("%s lost messages were resent by an operator", result.messages)
+        logger.info("An operator resent %s lost messages.", result.messages)
         wake_relay(connection)
     return result
 
@@ -299,24 +303,24 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
 def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
     keys = connection.execute(FIND_KEYS, [list(message_ids)]).fetchall()
     topics, hashes = sorted({topic for topic, _ in keys}), sorted({order_key for _, order_key in keys})
-    if len(hashes) > MOST_KEYS:
+    if len(hashes) > MAX_LOCKED_KEYS:
         connection.execute(LOCK_TOPICS, [topics])
     elif keys:
         connection.execute(SHARE_TOPICS, [topics])
         connection.execute(LOCK_KEYS, [hashes])
 
 
-def _why_not(row: Any, lost_before: datetime) -> str:
-    """Return why a message is not resent; "" if it is."""
+def _reason_to_refuse(row: Any, lost_before: datetime) -> str:
+    """Return why a message is not resent; "" if it can be resent."""
     if row.state not in ("sent", "lost"):
         return REFUSED.get(row.state, f"It is on its way: {row.state}.")
     return SENT_SINCE if row.sent_at is not None and row.sent_at > lost_before else ""
 
 
 def _resend_one(connection: Connection, row: Any) -> None:
-    place = {"batch": row.batch_id, "position": row.position}
+    arguments = {"batch": row.batch_id, "position": row.position}
     if row.state == "lost":
         if not connection.execute(INSERT_AHEAD, [row.id]).rowcount:
             connection.execute(INSERT_TICKET, [row.id])
-    elif not connection.execute(RESEND_ONE, place).rowcount:
-        connection.execute(RESEND_BATCH, place)
+    elif not connection.execute(RESEND_ONE, arguments).rowcount:
+        connection.execute(RESEND_BATCH, arguments)

@@ -11,9 +11,10 @@ from outbox.models import State
 
 SLICE = 1000
 
-# A slice of batches by id, in the order in which they were claimed. Old sent and discarded batches are deleted, unless one of
-# their messages is in a day that was kept, or in the first day within the retention: a publisher's clock may have been ahead.
-# The last slice is the first that has a batch within the retention.
+# Delete old batches from a slice of batches by id, which is the order in which they were claimed. Only sent and discarded batches
+# are deleted, and only if none of their messages is in a daily partition that was kept, or in the first one within the retention
+# (a publisher's clock may have been ahead). Return the last id of the slice, whether all of its batches are old, and how many
+# were deleted.
 PRUNE = f"""
 WITH slice AS (
     SELECT id, state, message_ids, coalesce(sent_at, claimed_at) < %(before)s AS is_old
@@ -30,7 +31,7 @@ SELECT max(id), bool_and(is_old), (SELECT count(*) FROM deleted) FROM slice
 
 def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID, UUID]]) -> int:
     """
-    Delete sent and discarded batches, slice by slice; return how many.
+    Delete old sent and discarded batches, slice by slice, until a slice has a batch that is not old; return how many.
 
     Args:
         connection: in autocommit.
@@ -44,6 +45,6 @@ def prune(connection: Connection, *, before: datetime, kept: Sequence[tuple[UUID
         rows = connection.execute(PRUNE, {"after": after, "before": before, "limit": SLICE, **bounds}).fetchall()
         [(last_id, is_all_old, count)] = rows
         deleted += count
-        if not is_all_old:  # None: there were no batches
+        if not is_all_old:  # None if there were no batches
             return deleted
         after = last_id

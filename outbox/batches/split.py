@@ -1,9 +1,10 @@
 """
-Split: messages whose send ended differently from the rest of their batch leave it for batches of their own.
+Split: messages whose send had another result than the rest of their batch are moved into new batches.
 
-They leave in runs of adjacent positions, with the same lane and numbers. Each position is either decided or split, never both.
-A batch is split where it is too large for one transaction, where it is sent in one phase, where its half messages are decided,
-and where the broker has lost some of these.
+Each run of adjacent positions with the same reason becomes one batch, which keeps their lane and numbers. A position is either
+decided or split off, never both. A batch may be split before it is sent, if it is too large for one transaction
+(`split_at_claim`); after a one-phase send (`split_at_send`); when its half messages are decided (`split_at_decision`); and when
+the broker turns out to have lost some of its half messages (`split_at_commit`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from outbox.models import State
 
 def _statement(state: State, changes: str = "") -> str:
     """
-    Return the statement that splits positions off a batch in a state, and makes changes (each with a comma) to the rest of it.
+    Return the statement that splits positions off a batch in `state`. It also makes `changes`, each with a comma, to the batch.
 
-    Positions leave in runs lo..hi. `NOT split &&`: a repeated call, or a second sweep, splits nothing off twice.
+    Positions are split off in runs from lo to hi. `NOT split &&` keeps a repeated call, or a second sweep, from splitting a
+    position off twice.
     """
     return f"""
 WITH batch AS (
@@ -68,7 +70,7 @@ SPLIT_AT_COMMIT = _statement(
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Adjacent positions (lo to hi) that leave for the same reason."""
+    """Adjacent positions (lo to hi) that are split off for the same reason."""
 
     lo: int
     hi: int
@@ -80,33 +82,33 @@ class Run(msgspec.Struct, frozen=True):
         """
         Whether the messages become DEAD.
 
-        Only a message that the broker refuses does, and one whose commit can no longer be proved; an outage or a time-out never
-        makes a message DEAD.
+        Only a message that the broker refuses becomes DEAD, or one of which nothing proves whether it was published. An outage or
+        a timeout never makes a message DEAD.
         """
         return self.reason in (SplitReason.REFUSED, SplitReason.UNPROVEN)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the failure is counted. An outage, or a configuration that an operator has to correct, is not counted."""
+        """Whether `failures` is incremented. Outages, and configuration that an operator has to correct, do not count."""
         return self.reason.is_failure and self.reason not in (SplitReason.UNAVAILABLE, SplitReason.MISCONFIGURED)
 
 
 def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
-    """Join adjacent positions that leave for the same reason."""
-    pieces: list[Run] = []
+    """Join adjacent positions with the same reason."""
+    joined: list[Run] = []
     for position, reason in sorted(unaccepted.items()):
-        last = pieces[-1] if pieces else None
+        last = joined[-1] if joined else None
         if last and last.hi == position - 1 and (last.reason, last.text) == (reason.reason, reason.text):
-            pieces[-1] = Run(last.lo, position, last.reason, last.text)
+            joined[-1] = Run(last.lo, position, last.reason, last.text)
         else:
-            pieces.append(Run(position, position, reason.reason, reason.text))
-    return pieces
+            joined.append(Run(position, position, reason.reason, reason.text))
+    return joined
 
 
 def split_at_claim(
     connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
 ) -> list[DeadNotice]:
-    """Split positions off a claimed batch that is sent without them; else as `split_at_send`."""
+    """Split positions off a claimed batch, which stays claimed and is sent without them; otherwise as `split_at_send`."""
     return _split(connection, SPLIT_AT_CLAIM, batch, leaving, waits, {})
 
 
@@ -117,14 +119,14 @@ def split_at_send(
     Split positions off a claimed batch that was sent in one phase; the rest of it is SENT.
 
     Args:
-        leaving: runs that each become a batch, RELEASED or DEAD.
-        waits: for each run, how long until it may be claimed again.
+        leaving: the runs to split off; each becomes a batch, RELEASED or DEAD.
+        waits: for each run, the time after which it may be claimed again.
 
     Returns:
         The messages that have become dead.
 
     Raises:
-        FenceLost: nothing is done; or a position had been split off before.
+        FenceLost: nothing was changed, because the fence was lost or a position had been split off before.
     """
     return _split(connection, SPLIT_AT_SEND, batch, leaving, waits, {})
 
@@ -140,16 +142,17 @@ def split_at_decision(
     window: timedelta | None,
 ) -> list[DeadNotice]:
     """
-    Split positions off a claimed batch, and decide to commit the half messages of the others; else as `split_at_send`.
+    Split positions off a claimed batch, and decide to commit the half messages of the others; otherwise as
+    `split_at_send`.
 
     Args:
-        half_ids: one per position, None where it is split off.
+        half_ids: one per position; None for positions that are split off.
         half_places: position -> where the broker stores the half message.
-        window: how long the caller may end the half messages. None: at any time.
+        window: how long the caller may end the half messages; None for no limit.
     """
     places = places_as_stored(half_places, len(batch.message_ids))
-    own = {"half_ids": list(half_ids), "half_places": places, "window": window}
-    return _split(connection, SPLIT_AT_DECISION, batch, leaving, waits, own)
+    more = {"half_ids": list(half_ids), "half_places": places, "window": window}
+    return _split(connection, SPLIT_AT_DECISION, batch, leaving, waits, more)
 
 
 def split_at_commit(
@@ -161,19 +164,20 @@ def split_at_commit(
     open_positions: Sequence[int],
 ) -> list[DeadNotice]:
     """
-    Split positions whose half messages are gone off a prepared batch; else as `split_at_send`.
+    Split positions whose half messages are gone off a prepared batch; otherwise as `split_at_send`.
 
     Args:
-        open_positions: positions whose commit has no answer; with them the batch stays PREPARED, without any it is SENT.
+        open_positions: positions whose commit has no answer. If there are any, the batch stays PREPARED; otherwise it becomes
+            SENT.
     """
-    gone = set(_positions(leaving))
+    gone = set(_positions_of(leaving))
     places = {position: place for position, place in batch.half_places.items() if position not in gone}
-    own = {
+    more = {
         "half_ids": [None if position in gone else half for position, half in enumerate(batch.half_ids, 1)],
         "half_places": places_as_stored(places, len(batch.message_ids)),
         "open": list(open_positions) or None,
     }
-    return _split(connection, SPLIT_AT_COMMIT, batch, leaving, waits, own)
+    return _split(connection, SPLIT_AT_COMMIT, batch, leaving, waits, more)
 
 
 def _split(
@@ -182,13 +186,13 @@ def _split(
     batch: ClaimedBatch | PreparedBatch,
     leaving: Sequence[Run],
     waits: Sequence[timedelta],
-    own: Mapping[str, Any],
+    more: Mapping[str, Any],
 ) -> list[DeadNotice]:
-    """Execute one of the statements above with the arguments that all share and its own; copy the dead messages."""
+    """Execute one of the statements above with the arguments that all of them have, and `more`; copy the dead messages."""
     arguments = {
         "id": batch.id,
         "attempt": batch.attempt,
-        "positions": _positions(leaving),
+        "positions": _positions_of(leaving),
         "lo": [run.lo for run in leaving],
         "hi": [run.hi for run in leaving],
         "dead": [run.is_dead for run in leaving],
@@ -196,9 +200,9 @@ def _split(
         "wait": list(waits),
         "errors": [run.text for run in leaving],
     }
-    (dead,) = take_step(connection, statement, arguments | dict(own))
+    (dead,) = take_step(connection, statement, arguments | dict(more))
     return copy_dead(connection, dead)
 
 
-def _positions(leaving: Sequence[Run]) -> list[int]:
+def _positions_of(leaving: Sequence[Run]) -> list[int]:
     return [position for run in leaving for position in range(run.lo, run.hi + 1)]

@@ -1,9 +1,10 @@
 """
-The steps of a batch that a relay holds: decide, sent, returned, given up, sent again.
+The steps of a batch that a relay holds: to decide it, mark it sent, return it, give it up, or send it again.
 
-A claimed batch whose half messages are stored becomes PREPARED: this update is the decision to commit them. One whose messages
-the broker has confirmed becomes SENT. One of which no message was accepted is returned: released, or DEAD where all of it was
-rejected. Larger batches are divided by `split.py` first. Each step names the batch's state and attempt: `fence.py`.
+A claimed batch whose half messages are stored becomes PREPARED; this update is the decision to commit them. A batch whose
+messages the broker has confirmed becomes SENT. A batch of which no message was accepted is returned: it becomes RELEASED, or DEAD
+if all its messages were rejected. If the results of its messages differ, `split.py` divides it. Each step names the batch's state
+and attempt; see `fence.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from outbox.models import State
 
 logger = get_logger(__name__)
 
-DeadNotice = tuple[str, str, str]  # its id, its topic, and the reason
+DeadNotice = tuple[str, str, str]  # of a message that has just become dead: its id, its topic, and the reason
 
 DECIDE = f"""
 UPDATE outbox_batch SET state = {State.PREPARED}, half_ids = %(half_ids)b::text[], half_places = %(half_places)b::text[],
@@ -38,15 +39,15 @@ def decide(
     window: timedelta | None,
 ) -> None:
     """
-    Decide to commit all half messages of a batch; where some are not stored, `split_at_decision` does.
+    Decide to commit all half messages of a batch. If some are not stored, call `split_at_decision` instead.
 
     Args:
-        half_ids: one per position, None where the position was split off before.
+        half_ids: one per position; None for positions that were split off before.
         half_places: position -> where the broker stores the half message.
-        window: how long the caller may end them. None: at any time.
+        window: how long the caller may end the half messages; None for no limit.
 
     Raises:
-        FenceLost: nothing of it is decided by this call.
+        FenceLost: this call has not decided the batch.
     """
     arguments = {
         "id": batch.id,
@@ -58,7 +59,7 @@ def decide(
     take_step(connection, DECIDE, arguments)
 
 
-# Returns ids, because a row count would not say which batches were marked.
+# RETURNING, since a row count would not show which batches were marked.
 MARK_SENT = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
 FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)
@@ -75,10 +76,10 @@ def mark_sent(connection: Connection, batches: Iterable[ClaimedBatch | PreparedB
     Mark batches SENT.
 
     Args:
-        state: their state before: CLAIMED when sent in one phase, PREPARED when sent in two.
+        state: their current state: CLAIMED if they were sent in one phase, PREPARED if in two.
 
     Returns:
-        The ids of the batches that this call has marked; the fence of the others was lost.
+        The ids of the batches that this call has marked; for the others, the fence was lost.
     """
     chosen = list(batches)
     arguments = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], state]
@@ -96,7 +97,7 @@ UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# Batches that a lane's last holder left behind. The caller holds the lock of the lane, so that relay is gone.
+# Batches of the last holder of a lane. The caller holds the lock of the lane, so that relay has ended.
 RELEASE_LEFT = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE state = {State.CLAIMED} AND owner = %s
@@ -110,12 +111,12 @@ def return_batch(
     Release a claimed batch, or mark it DEAD; return the messages that have become dead.
 
     Args:
-        wait: how long until it may be claimed again.
-        is_counted: whether the failure is counted.
+        wait: the time after which it may be claimed again.
+        is_counted: whether its `failures` are incremented.
         is_dead: whether the broker rejected all its messages.
 
     Raises:
-        FenceLost: nothing is done.
+        FenceLost: nothing was changed.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "dead": is_dead, "counted": is_counted, "wait": wait, "error": error}
     take_step(connection, RETURN_BATCH, arguments)
@@ -123,13 +124,13 @@ def return_batch(
 
 
 def release_left(connection: Connection, lane: int) -> int:
-    """Release the batches that the last holder of a lane has claimed and not decided; return how many."""
+    """Release the batches that the last holder of a lane had claimed and not decided; return how many."""
     return connection.execute(RELEASE_LEFT, [lane]).rowcount
 
 
-# Nothing can prove any more whether the message was published: the broker has neither the half message nor the message, but it no
-# longer keeps messages that old. Sending it again might publish it twice; marking it as sent might lose it. So an operator
-# decides: replay sends it again, discard accepts it as published.
+# For a message of which nothing proves any more whether it was published: the broker has neither the half message nor the
+# message, and does not keep messages of that age. Sending it again might publish it twice; marking it SENT might lose it. So an
+# operator has to decide: replay sends it again, discard accepts it as published.
 GIVE_UP = f"""
 UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
     ends_until = NULL
@@ -138,13 +139,13 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 
 
 def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str) -> list[DeadNotice]:
-    """Mark a prepared batch of one DEAD, and return its message. `split_at_commit` takes such ones out of a larger batch."""
+    """Mark a prepared batch of one message DEAD, and return the message. A larger batch is split by `split_at_commit`."""
     arguments = {"id": batch.id, "attempt": batch.attempt, "error": error}
     take_step(connection, GIVE_UP, arguments)
     return copy_dead(connection, [batch.id])
 
 
-# A batch of one message. `split_at_commit` takes discarded half messages out of a larger batch first.
+# For a batch of one message. From a larger batch, `split_at_commit` splits off messages whose half messages were discarded.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s
@@ -154,24 +155,24 @@ WHERE id = %(id)s AND state = {State.PREPARED} AND attempt = %(attempt)s AND car
 
 def resend_discarded(connection: Connection, batch: PreparedBatch, *, wait: timedelta, error: str) -> None:
     """
-    Release a prepared batch of one whose half message was rolled back or discarded.
+    Release a prepared batch of one message, whose half message was rolled back or discarded, so that it is sent again.
 
     Args:
-        wait: how long until it may be claimed again.
+        wait: the time after which it may be claimed again.
 
     Raises:
-        FenceLost: nothing is done.
+        FenceLost: nothing was changed.
     """
     arguments = {"id": batch.id, "attempt": batch.attempt, "wait": wait, "error": error}
     take_step(connection, RESEND_DISCARDED, arguments)
 
 
-NOTE_FAILURE = """
+INSERT_FAILED_SEND = """
 INSERT INTO outbox_failed_send (batch_id, attempt, message_ids, verdict, reason) VALUES (%s, %s, %s::uuid[], %s, %s)
 """
 
-# Copy the messages of dead batches, so that their day can be dropped without losing them. A message that an operator sent
-# again, and that died again, gets its newest reason.
+# Copy the messages of dead batches, so that pruning may drop their daily partition without losing them. If a message has a copy
+# already, because it was dead before and an operator replayed it, the copy gets the newest reason.
 COPY_DEAD = f"""
 INSERT INTO outbox_dead AS dead (message_id, batch_id, topic, key, headers, about, body, lane, number, reason)
 SELECT member.id, batch.id, topic.name, coalesce(message.key, ''), coalesce(message.headers, '{{}}'), message.about,
@@ -184,15 +185,15 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 """
 
 
-def note_failure(
+def record_failed_send(
     connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
 ) -> None:
     """Record a failed send."""
-    connection.execute(NOTE_FAILURE, [batch_id, attempt, list(message_ids), verdict, reason])
+    connection.execute(INSERT_FAILED_SEND, [batch_id, attempt, list(message_ids), verdict, reason])
 
 
 def copy_dead(connection: Connection, batch_ids: Sequence[int]) -> list[DeadNotice]:
-    """Copy the messages of dead batches, in the transaction that marks them DEAD."""
+    """Copy the messages of dead batches, in the transaction that marks the batches DEAD; return the messages."""
     if not batch_ids:
         return []
     return connection.execute(COPY_DEAD, [list(batch_ids)]).fetchall()

@@ -1,11 +1,12 @@
 """
-Take over: a sweep ends the half messages of a decided batch in its decider's place, when the decider's time is over.
+Take over: if the process that decided a batch has not ended its half messages by `ends_until`, a periodic sweep does so instead.
 
-Where a second COMMIT makes a second copy, only one process may end a half message, and only before `ends_until`. So taking
-over renews `ends_until`, in one statement: two sweeps never get the same batch, its decider sends no more ends, and the
-answer to check-backs about it is UNKNOWN meanwhile.
+To end a half message is to commit it or roll it back. On a broker that stores a second copy for a second COMMIT, only one process
+may end a half message, and only before `ends_until`. So to take a batch over is to renew its `ends_until` in one statement. Two
+sweeps never get the same batch, since the row then no longer matches. The process that decided it sends no more ends, since its
+own time is over. And check-backs about the batch are answered UNKNOWN until the new `ends_until`.
 
-Where a second end does no harm, no batch is taken over: `read_prepared` returns the batches unchanged.
+On a broker on which a second end does no harm, no batch is taken over: `read_prepared` returns the batches unchanged.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from outbox.batches.batch import PreparedBatch
 from outbox.database import Connection
 from outbox.models import State
 
-# A broker may still perform an end that was sent just before `ends_until`: a RocketMQ that was frozen for 8 s performed all 40
-# ends that were in its socket when it went on. So a batch is taken over this time after `ends_until`: a message that was not
-# there at a look-up before might be published a moment later.
+# A broker may still perform an end that was sent just before `ends_until`: a RocketMQ that was frozen for 8 s then performed all
+# 40 ends that were in its socket. So a batch is taken over only LATE_ENDS after `ends_until`: a look-up made sooner could miss a
+# message that is published a moment later.
 LATE_ENDS = timedelta(seconds=10)
 
 COLUMNS = """batch.id, batch.attempt, topic.name, batch.message_ids::text[], batch.half_ids, batch.half_places, batch.open,
     batch.split, batch.failures, batch.decided_at, batch.ends_until, (SELECT id FROM outbox_source)"""
 
-# The oldest batches until their messages reach the limit, whether a batch has one message or 500; at least the first one.
+# The oldest batches, until the sum of their messages reaches the limit (a batch has 1 to 2,000 messages); at least one batch.
 PAGE = """
     SELECT id FROM (SELECT id, sum(messages) OVER (ORDER BY id) - messages AS before FROM waiting) counted
     WHERE before < %(messages)s"""
@@ -45,7 +46,7 @@ batch AS (
 SELECT {COLUMNS} FROM batch JOIN outbox_topic topic ON topic.id = batch.topic_id ORDER BY batch.id
 """
 
-# A batch that another sweep took over meanwhile has another `ends_until`.
+# Batches that another sweep has taken over meanwhile have another `ends_until`, so they are not matched.
 RENEW = f"""
 UPDATE outbox_batch batch SET ends_until = clock_timestamp() + %s
 FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[]) held(id, attempt, ends_until)
@@ -53,7 +54,7 @@ WHERE batch.id = held.id AND batch.state = {State.PREPARED} AND batch.attempt = 
 AND batch.ends_until = held.ends_until RETURNING batch.id
 """
 
-# `after`: batches that stay open do not starve the others.
+# The caller continues after the last id, so that batches that stay open do not starve those behind them.
 READ_PREPARED = f"""
 WITH waiting AS (
     SELECT batch.id, cardinality(batch.message_ids) AS messages
@@ -68,11 +69,12 @@ ORDER BY batch.id
 
 def take_over(connection: Connection, *, broker: str, window: timedelta, batches: int, messages: int) -> list[PreparedBatch]:
     """
-    Take over prepared batches whose decider's time is over, oldest first.
+    Take over prepared batches whose `ends_until` passed LATE_ENDS ago, oldest first.
 
     Args:
-        window: how long the caller may end their half messages, counted from before this call.
-        batches, messages: the page ends when either number is reached; its last batch may exceed that of messages.
+        window: how long the caller may end their half messages. Take your own start time before the call, so that your deadline
+            is never later than `ends_until`.
+        batches, messages: the maximum number of batches, and of messages in them; the last batch may exceed the latter.
     """
     arguments = {"broker": broker, "window": window, "late_ends": LATE_ENDS, "batches": batches, "messages": messages}
     return [_prepared(row) for row in connection.execute(TAKE_OVER, arguments).fetchall()]
@@ -80,24 +82,24 @@ def take_over(connection: Connection, *, broker: str, window: timedelta, batches
 
 def renew(connection: Connection, batches: Iterable[PreparedBatch], *, window: timedelta) -> set[int]:
     """
-    Renew the time in which the caller may end batches that it took over, since looking their half messages up takes time.
+    Renew `ends_until` of batches that the caller has taken over, after it has looked up their half messages, which takes time.
 
     Args:
-        window: how long the caller may end their half messages, counted from before this call.
+        window: as for `take_over`.
 
     Returns:
         The ids of the batches that no other process has taken over meanwhile.
     """
     chosen = list(batches)
-    held = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], [batch.ends_until for batch in chosen]]
-    return {row[0] for row in connection.execute(RENEW, [window, *held]).fetchall()}
+    taken_over = [[batch.id for batch in chosen], [batch.attempt for batch in chosen], [batch.ends_until for batch in chosen]]
+    return {row[0] for row in connection.execute(RENEW, [window, *taken_over]).fetchall()}
 
 
 def read_prepared(
     connection: Connection, *, broker: str, age: timedelta, after: int, batches: int, messages: int
 ) -> list[PreparedBatch]:
     """
-    Return prepared batches, oldest first. The caller may end them where a second end does no harm.
+    Return prepared batches, oldest first, whose half messages the caller may end if a second end does no harm.
 
     Args:
         age: batches decided more recently are left to their relay.
@@ -110,7 +112,7 @@ def read_prepared(
 
 def _prepared(row: tuple[Any, ...]) -> PreparedBatch:
     batch_id, attempt, topic, message_ids, half_ids, half_places, open_positions, split, failures, *times, source = row
-    left = range(1, len(message_ids) + 1) if open_positions is None else open_positions
-    positions = [position for position in left if position not in split]
+    remaining = range(1, len(message_ids) + 1) if open_positions is None else open_positions
+    positions = [position for position in remaining if position not in split]
     places = {position: place for position, place in enumerate(half_places or [], 1) if place}
     return PreparedBatch(batch_id, attempt, topic, message_ids, half_ids, positions, failures, places, source, *times)

@@ -1,10 +1,11 @@
 """
-Batches that are sent in transactions of a lane, along with a marker that names them.
+Batches that are sent in transactions of a lane, together with a marker that names them. See `relay/transactions.py`.
 
-A batch records the transaction that may hold it: `tx_lane` and `tx_attempt`. It is written before the transaction begins, with
-the claim or by `adopt`. Without an answer to the commit the batch is in doubt: the lane's marker, read after the lane was fenced,
-says whether that transaction was committed. A batch in doubt is not split and not sent; a re-claim leaves its transaction as it
-is. A batch that is dead or discarded is in no transaction, which the table checks.
+A batch records in `tx_lane` and `tx_attempt` the transaction at the broker that may hold it, which the marker names by the same
+values. They are written before the transaction begins, with the claim or by `adopt`. If the commit gets no answer, the batch is
+in doubt: the lane's marker, read after the lane was fenced, shows whether that transaction was committed. A batch in doubt is
+neither split nor sent, and claiming it again keeps both values. A dead or discarded batch is in no transaction, which a
+constraint of the table checks.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ UPDATE outbox_batch SET tx_lane = %(lane)s, tx_attempt = attempt
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# It names the transaction, not the claim: the batch was published, even if another relay has claimed it since.
+# The condition names the transaction, not the claim: the batch was published, even if another relay has claimed it since.
 MARK_COMMITTED = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, due_at = NULL
 FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) sent(id, attempt)
 WHERE b.id = sent.id AND b.tx_lane = %(lane)s AND b.tx_attempt = sent.attempt AND b.{MAY_BE_HELD} RETURNING b.id
 """
 
-# Before the transaction began, or after it failed and no commit was called.
+# Called before the transaction began, or if it failed before its commit was requested.
 WITHDRAW = f"""
 UPDATE outbox_batch b SET tx_lane = NULL, tx_attempt = NULL
 FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) held(id, attempt)
@@ -45,7 +46,7 @@ IN_DOUBT = f"""
 SELECT batch.id FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
 WHERE batch.state IN {UNFINISHED} AND batch.{MAY_BE_HELD} AND batch.tx_lane = %(lane)s"""
 
-# Those that the lane itself had claimed are released, those of other relays stay claimed.
+# Batches that the lane itself had claimed are released; batches that another relay has claimed since stay claimed.
 FREE = f"""
 UPDATE outbox_batch SET tx_lane = NULL, tx_attempt = NULL,
     state = CASE WHEN owner = %(lane)s THEN {State.RELEASED} ELSE state END,
@@ -65,7 +66,8 @@ UPDATE outbox_batch SET state = {State.DEAD}, tx_lane = NULL, tx_attempt = NULL,
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# The batch that a marker names and this database does not have as sent; and whether the database was never that far.
+# Of the batches that a marker names: how many this database does not record as sent in that transaction, and how many it has
+# never had (the id is after the last one of its sequence, or the attempt after the last one of the batch).
 READ_NAMED = """
 SELECT count(*), count(*) FILTER (WHERE batch.attempt < named.attempt OR batch.id IS NULL
     AND named.id > coalesce(pg_sequence_last_value(pg_get_serial_sequence('outbox_batch', 'id')), 0))
@@ -77,12 +79,12 @@ WHERE batch.id IS NULL OR (batch.tx_lane, batch.tx_attempt) IS DISTINCT FROM (%(
 
 def adopt(connection: Connection, batch: ClaimedBatch, lane: int) -> ClaimedBatch:
     """
-    Record that the next transaction of a lane may hold a claimed batch, and return it so.
+    Record that the next transaction of a lane may hold a claimed batch; return the batch with that transaction.
 
-    The transaction that was recorded before is forgotten: it was certainly not committed.
+    Any transaction that was recorded before is overwritten, so the caller must know that it was not committed.
 
     Raises:
-        FenceLost: nothing is done.
+        FenceLost: nothing was changed.
     """
     take_step(connection, ADOPT, {"lane": lane, "id": batch.id, "attempt": batch.attempt})
     return replace(batch, transaction=Transaction(lane, batch.attempt))
@@ -94,7 +96,7 @@ def mark_committed(connection: Connection, lane: int, named: Iterable[tuple[int,
 
     Args:
         lane: the lane that sent it.
-        named: the batches as its marker names them: id and attempt.
+        named: id and attempt of the batches, as its marker names them.
 
     Returns:
         The ids of the batches that this call has marked; the others were marked before.
@@ -103,19 +105,19 @@ def mark_committed(connection: Connection, lane: int, named: Iterable[tuple[int,
 
 
 def withdraw(connection: Connection, lane: int, batches: Iterable[ClaimedBatch]) -> None:
-    """Record that batches are in no transaction: theirs never began, or it failed before a commit was called."""
+    """Record that batches are in no transaction, since it never began, or failed before its commit was requested."""
     connection.execute(WITHDRAW, {"lane": lane, **_arrays((batch.id, batch.attempt) for batch in batches)})
 
 
 def settle_lane(connection: Connection, lane: int, broker: str, named: Sequence[tuple[int, int]]) -> set[int]:
     """
-    Decide the batches that a lane's transactions left in doubt, by its marker. The caller has opened the lane.
+    Settle the batches that a lane's transactions have left in doubt, by means of its marker. The caller has opened the lane.
 
-    Those that the marker names are SENT, even if others have claimed them; the rest are in no transaction, and those of the
-    lane itself are released.
+    Batches that the marker names are marked SENT, even if others have claimed them since. The others are recorded as in no
+    transaction, and those that the lane itself had claimed are released.
 
     Returns:
-        The ids of the batches that were published, though not marked.
+        The ids of the batches that this call has marked SENT.
     """
     with connection.transaction():
         sent = mark_committed(connection, lane, named)
@@ -140,7 +142,7 @@ def give_up_batch(connection: Connection, batch: ClaimedBatch, *, error: str) ->
     Mark a claimed batch in doubt DEAD, since the marker of its lane is lost; return its messages.
 
     Raises:
-        FenceLost: nothing is done.
+        FenceLost: nothing was changed.
     """
     with connection.transaction():
         take_step(connection, GIVE_UP_BATCH, {"id": batch.id, "attempt": batch.attempt, "error": error})
@@ -152,8 +154,8 @@ def read_named(connection: Connection, lane: int, named: Sequence[tuple[int, int
     Compare the batches that a lane's marker names with the database, after the lane was settled.
 
     Returns:
-        How many of them are not recorded as sent in that transaction; how many the database has never had, since it is an
-        older copy, or another database.
+        How many of them are not recorded as sent in that transaction; and how many the database has never had, since it was
+        restored to an earlier state, or is another database.
     """
     [(unknown, ahead)] = connection.execute(READ_NAMED, {"lane": lane, **_arrays(named)}).fetchall()
     return unknown, ahead

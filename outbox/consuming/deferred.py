@@ -1,14 +1,16 @@
 """
-Deferred messages, which a group knows and has not ended. The table, its statements, and the steps of a run.
+Deferred messages: a group has stored them in its database and has not ended them. The table's statements, and the steps of a run.
 
-A message that a group could not handle at its first delivery is stored here, and only then acknowledged: the broker is done with
-it. A message is *known* if it has a row here or in the inbox. A row is deleted here only where the inbox has its message, in the
-same transaction or before. So the broker may deliver whatever and whenever it likes, and an acknowledgement is right if and only
-if the message is known. Source: docs/explanation/deliveries.md.
+A message that a group could not handle at its first delivery is stored in `outbox_deferred`, and only then acknowledged, so that
+the broker need not deliver it again. A message *has ended* when it has an inbox row: it was handled or discarded. It is *known*
+if it has a row in `outbox_deferred` or in the inbox. A deferred row is deleted only if the inbox has its message, in the same
+transaction or before. So the broker may deliver a message at any time and any number of times, and a message may be acknowledged
+if and only if it is known. Source: docs/explanation/deliveries.md.
 
-A deferred message is run in two steps. TAKE commits the beginning of the run, so that it is known when it kills its process. Then
-one transaction holds the row's lock, which is the lease, while the handler runs behind a savepoint; its failure is written under
-the same lock. `runs` is the token of a run: writes of a process change nothing after another one has taken the message.
+A deferred message is run in two steps. TAKE commits the beginning of the run, so that it is on record if the run kills its
+process. Then one transaction holds the lock of the row, which is the lease, while the handler runs within a savepoint. A failure
+is written under the same lock. `runs` identifies a run: after another process has taken the message, writes that name an older
+run change nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from msgspec.structs import asdict
 from outbox import database
 from outbox.brokers.base import Delivery
 from outbox.consuming.delivery_info import DeliveryInfo, idempotency_key_of, order_key_of
-from outbox.consuming.subscriptions import BETWEEN
+from outbox.consuming.subscriptions import SEPARATOR
 from outbox.database import Connection
 from outbox.database.guarded import guarded_transaction
 from outbox.database.locks import Lock
@@ -38,7 +40,7 @@ from outbox.logs import storable
 from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
-CRASH_LIMIT = 5
+CRASH_LIMIT = 5  # a message whose run has begun this often, and never ended, is given up
 
 
 class Reason(enum.StrEnum):
@@ -48,24 +50,24 @@ class Reason(enum.StrEnum):
     AGAIN = "again"  # it was delivered before, and may have killed a process
     BEHIND = "behind"  # an earlier message of its key is deferred, or is being handled
     ELSEWHERE = "elsewhere"  # another process handles it
-    NO_HANDLER = "no handler"  # this process has none
+    NO_HANDLER = "no handler"  # this process has none for it, but another process of the group does, or its type is unknown here
     STOP = "stop"  # the worker was stopped
     SLOW = "slow"  # it waited behind a slow handler
-    SERVER = "server"  # the broker's server gave it up
+    SERVER = "server"  # the broker's server moved it to its dead-letter queue
     LOST = "lost"  # it was lost on the way to the group, and an operator sent it again
 
 
 class Deferral(msgspec.Struct, frozen=True):
     """
-    What is written about a message that is not ended.
+    The columns that are written about a message that has not ended.
 
     Args:
-        after: the time until it is due.
-        failures: how often its handler has raised.
+        after: the time until the message is due.
+        failures: how often its handler has raised an error.
         crashes: how often it may have killed a process.
-        is_dead: it is not run again by itself.
-        is_blocking: it cannot be handled, and keeps later messages of its key from being handled.
-        error, fingerprint: of the last error; "" leaves what the row has.
+        is_dead: the message is a dead letter: it is run again only if an operator replays it.
+        is_blocking: the message cannot be handled, and keeps later messages of its key from being handled.
+        error, fingerprint: text and fingerprint of the last error; an empty error leaves both columns of the row unchanged.
     """
 
     reason: Reason
@@ -79,17 +81,21 @@ class Deferral(msgspec.Struct, frozen=True):
 
     @classmethod
     def unhandled(cls, reason: Reason, delivery: Delivery) -> Deferral:
-        """Return that of a delivery whose handler was not called here; one that was delivered before may be a killer."""
+        """
+        Return the deferral of a delivery whose handler was not called here.
+
+        It counts one crash if the message was delivered before, since it may have killed the process that received it.
+        """
         return cls(reason, crashes=int(delivery.delivery_count > 1))
 
 
 class Taken(msgspec.Struct, frozen=True):
     """
-    A deferred message whose run was begun.
+    A deferred message whose run has begun.
 
     Args:
-        runs: the token of this run.
-        crashes: runs before this one that were begun, and of which no end is known.
+        runs: the number of this run; writes about the run must match it.
+        crashes: the number of earlier runs that have begun, and whose end is not recorded.
     """
 
     delivery: Delivery
@@ -107,16 +113,16 @@ class Taken(msgspec.Struct, frozen=True):
         return self.delivery.headers.get(Header.TYPE, "")
 
 
-LIMITS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
+SETTINGS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
 
-# An earlier row of an order key that is not dead is a message that has to be handled before.
-_IS_KEY_FREE = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
+# Rows of an order key that are not dead are messages that have to be handled first.
+_IS_FIRST_OF_KEY = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
 _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s::text AND i.message_id = g.message_id)
     AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)"""
 
-# Store messages that the group does not know yet, in their order, and record that the others are dropped. Of a key that has a
-# deferred message already, they are asleep. The look into this table keeps the statement from waiting for a run that has deleted
-# the row and is not committed.
+# Store messages that the group does not know yet, in their order, and record that the others are dropped. A message whose key
+# already has a deferred message is stored asleep (`due_at` NULL). The condition _IS_UNKNOWN on outbox_deferred looks redundant
+# beside ON CONFLICT. But without it, the statement would wait for a run that has deleted the message's row and not committed yet.
 DEFER = f"""
 WITH g AS MATERIALIZED (
     SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(idempotency_key)s::text[], %(topic)s::text[],
@@ -132,7 +138,7 @@ WITH g AS MATERIALIZED (
         fingerprint)
     SELECT %(group)s::text, message_id, own_id, idempotency_key, topic, type, tag, key, headers, body, stored_at, source, lane,
         number, delivery_count, order_key, failures, crashes,
-        CASE WHEN order_key IS NULL OR {_IS_KEY_FREE.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
+        CASE WHEN order_key IS NULL OR {_IS_FIRST_OF_KEY.format(key="g.order_key", more="")} THEN clock_timestamp() + after END,
         CASE WHEN is_dead THEN clock_timestamp() END, reason, error, fingerprint
     FROM g WHERE {_IS_UNKNOWN}
     ORDER BY place
@@ -144,17 +150,17 @@ WITH g AS MATERIALIZED (
 SELECT message_id FROM stored
 """
 
-# Commit the beginning of a run: of the message that is due for the longest time, that this process has a handler for, and that is
-# the first one of its key. `statement_timestamp()`, since `clock_timestamp()` uses no index.
+# Record the beginning of a run. Of the messages that this process has a handler for and that are the first of their key, the one
+# that has been due for the longest time is run. A condition with `clock_timestamp()`, which is volatile, could not use the index.
 TAKE = f"""
 WITH due AS MATERIALIZED (
     SELECT d.id FROM outbox_deferred d
     WHERE d.consumer_group = %(group)s AND d.dead_at IS NULL AND d.due_at <= statement_timestamp()
-      AND (d.topic || '{BETWEEN}' || d.type || '{BETWEEN}*' = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}' || d.type || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}*' = ANY (%(mine)s::text[])
-        OR d.topic || '{BETWEEN}topic ' || d.topic || '{BETWEEN}' || d.tag = ANY (%(mine)s::text[]))
-      AND (d.crashes = 0 OR %(may_doubt)s) AND {_IS_KEY_FREE.format(key="d.order_key", more=" AND e.id < d.id")}
+      AND (d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}' || d.tag = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}topic ' || d.topic || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])
+        OR d.topic || '{SEPARATOR}topic ' || d.topic || '{SEPARATOR}' || d.tag = ANY (%(subscriptions)s::text[]))
+      AND (d.crashes = 0 OR %(may_doubt)s) AND {_IS_FIRST_OF_KEY.format(key="d.order_key", more=" AND e.id < d.id")}
     ORDER BY d.due_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE outbox_deferred d SET runs = runs + 1, crashes = crashes + 1, due_at = clock_timestamp() + interval '10 s'
@@ -163,8 +169,9 @@ RETURNING d.id, d.runs, d.crashes - 1, d.failures, d.message_id, d.idempotency_k
     d.tag, d.headers, d.delivery_count + d.runs, d.stored_at
 """
 
-# The first statement of a run: the row's lock is the lease, while the transaction is open. The locks keep the message and its key
-# from being handled twice at once; `own`: the handler's own idempotency key.
+# The first statement of a run. The row's lock is the lease, for as long as the transaction lasts. The advisory locks keep the
+# message, and other messages of its key, from being handled elsewhere at the same time. `own`: the value of the handler's
+# `idempotency_key`.
 LEASE = f"""
 WITH r AS MATERIALIZED (
     SELECT FROM outbox_deferred WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL FOR UPDATE SKIP LOCKED
@@ -177,7 +184,7 @@ SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' |
 FROM r
 """
 
-# The message moves from one table to the other. No inbox row is inserted where the message has ended already.
+# Move the message from outbox_deferred to the inbox. If the inbox has it already, only delete the deferred row.
 CLAIM_DEFERRED = """
 WITH d AS (
     DELETE FROM outbox_deferred WHERE id = %(id)s RETURNING 1
@@ -200,23 +207,26 @@ UPDATE outbox_deferred SET failures = %(failures)s, crashes = %(crashes)s, due_a
 WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
 """
 
-NOT_BEGUN = """
+# Count a run whose handler was not called as no crash.
+UNDO_BEGIN = """
 UPDATE outbox_deferred SET crashes = greatest(crashes - 1, 0), due_at = clock_timestamp() + %(after)s
 WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
 """
 
-# Runs whose end could not be written, because the database was away.
+# End runs whose end could not be written, because the database was unavailable. They do not count as crashes.
 END_LATE = """
 UPDATE outbox_deferred d SET crashes = 0, due_at = clock_timestamp()
 FROM unnest(%(ids)s::bigint[], %(runs)s::int[]) g (id, runs) WHERE d.id = g.id AND d.runs = g.runs AND d.dead_at IS NULL
 """
 
-NEXT = """
+# Wake the first deferred message of a key.
+WAKE_NEXT = """
 UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE due_at IS NULL AND dead_at IS NULL AND id = (
     SELECT id FROM outbox_deferred WHERE order_key = %(order)s AND dead_at IS NULL ORDER BY id LIMIT 1)
 """
 
-# Wake each first message of a key that is asleep: its process died before NEXT, or it was deferred just after that.
+# Wake each first message of a key that is asleep: the process that ended the message before it died before WAKE_NEXT, or the
+# message was deferred just after that.
 SWEEP = """
 WITH RECURSIVE head AS (
     (SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key IS NOT NULL
@@ -231,7 +241,7 @@ UPDATE outbox_deferred d SET due_at = clock_timestamp() FROM head h WHERE h.due_
 """
 
 # Whether a message of a group is due, whether one of any group is asleep, and the time until the next one of the group is due.
-LOOK = """
+CHECK_DUE = """
 SELECT EXISTS (
     SELECT FROM outbox_deferred WHERE consumer_group = %(group)s AND dead_at IS NULL AND due_at <= statement_timestamp()
 ), EXISTS (
@@ -242,7 +252,7 @@ SELECT EXISTS (
 )
 """
 
-# A row of some size for each table, to be rolled back.
+# Insert a row into both tables, with a body of a certain size; the caller rolls back.
 PROBE = """
 WITH i AS (
     INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic)
@@ -258,14 +268,14 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
     Store deliveries that the group does not know yet, in their order, in the caller's transaction; record the others as dropped.
 
     Returns:
-        Whether each is stored now. False: the group knows it. Either way it may be acknowledged after the commit.
+        For each delivery, whether it was stored; False if the group knew it. Either way it may be acknowledged after the commit.
 
     Raises:
         psycopg.errors.LockNotAvailable: another DEFER of one of the messages took longer than the lock timeout.
     """
     rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
-    with psycopg.Cursor(connection) as cursor:  # Django's own would write the bodies into the statement's text
+    with psycopg.Cursor(connection) as cursor:  # a cursor of Django would interpolate the bodies into the statement's text
         stored = {message_id for (message_id,) in cursor.execute(DEFER, {**columns, "group": group})}
     return [row["message_id"] in stored for row in rows]
 
@@ -281,7 +291,7 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
         "type": storable(delivery.headers.get(Header.TYPE, "")),
         "tag": storable(delivery.tag),
         "key": storable(delivery.key),
-        "headers": json.dumps(dict(delivery.headers)),  # NUL is escaped
+        "headers": json.dumps(dict(delivery.headers)),  # JSON escapes NUL, which PostgreSQL cannot store
         "body": delivery.body,
         "stored_at": delivery.stored_at,
         "order_key": order_key_of(delivery),
@@ -293,13 +303,14 @@ def own_transaction(using: str) -> Iterator[Connection]:
     """
     Open a transaction for statements about deferred messages, and yield its connection.
 
-    It is READ COMMITTED, whatever the handlers' are, so that no conflict ends it; and it waits for a lock for a second at most.
+    Its isolation level is READ COMMITTED, regardless of the level of handlers, so that no serialization failure ends it. It waits
+    for a lock for at most a second.
     """
     with guarded_transaction(using):
         connection = database.raw(using)
-        if len(connections[using].atomic_blocks) == 1:  # else it is a part of the transaction around a test
-            for limit in LIMITS:  # one after the other: a statement that is prepared is a single one
-                connection.execute(limit)
+        if len(connections[using].atomic_blocks) == 1:  # otherwise this is a savepoint in the transaction around a test
+            for setting in SETTINGS:  # each by itself, since a prepared statement cannot hold two commands
+                connection.execute(setting)
         yield connection
 
 
@@ -308,10 +319,13 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
     Begin a run of the deferred message that has been due for the longest time.
 
     Args:
-        subscriptions: those of this process, from `subscriptions_of`.
-        may_doubt: whether it may be one that may have killed a process.
+        subscriptions: the topics, types and tags that this process has handlers for, from `subscriptions_of`.
+        may_doubt: also consider messages that may have killed a process.
+
+    Returns:
+        The message; None if none is due.
     """
-    values = {"group": group, "mine": list(subscriptions), "may_doubt": may_doubt}
+    values = {"group": group, "subscriptions": list(subscriptions), "may_doubt": may_doubt}
     with own_transaction(using) as connection:
         row = connection.execute(TAKE, values).fetchone()
     if row is None:
@@ -334,9 +348,11 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
 
 def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bool | None:
     """
-    Lock the row of a run in the caller's transaction; return whether nobody else handles its message or its key.
+    Lock the row of a run in the caller's transaction.
 
-    None: the run is another process's, or has ended.
+    Returns:
+        True if no other process handles the message or its key now, otherwise False. None if this run is over: another process
+        has taken the message, or it has ended.
     """
     values = {
         "id": taken.id,
@@ -350,48 +366,52 @@ def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bo
 
 
 def claim_deferred(taken: Taken, info: DeliveryInfo, key: str, using: str) -> bool:
-    """Move the message to the inbox in the caller's transaction. False: it has ended already, and only the row is deleted."""
+    """Move the message to the inbox in the caller's transaction; return False if it was there already."""
     row = database.raw(using).execute(CLAIM_DEFERRED, {"id": taken.id, "key": key, **asdict(info)}).fetchone()
     return row is not None and bool(row[0])
 
 
 def end(taken: Taken, deferral: Deferral, using: str) -> bool:
-    """Write the end of a run that did not end its message. False: another process has the message since."""
+    """Write the end of a run that did not end its message; return False if another process has taken the message since."""
     values = {"id": taken.id, "runs": taken.runs, **asdict(deferral)}
     return database.raw(using).execute(END, values).rowcount > 0
 
 
-def not_begun(taken: Taken, after: timedelta, using: str) -> None:
-    """Take back the beginning of a run whose handler was not called."""
-    database.raw(using).execute(NOT_BEGUN, {"id": taken.id, "runs": taken.runs, "after": after})
+def undo_begin(taken: Taken, after: timedelta, using: str) -> None:
+    """Undo the beginning of a run whose handler was not called; the message is due again after a time."""
+    database.raw(using).execute(UNDO_BEGIN, {"id": taken.id, "runs": taken.runs, "after": after})
 
 
 def end_late(runs: Sequence[tuple[int, int]], using: str) -> None:
-    """End runs, each an id and its token, whose end could not be written before."""
+    """End runs, each the `id` and `runs` of a `Taken`, whose end could not be written before."""
     with own_transaction(using) as connection:
-        connection.execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [token for _, token in runs]})
+        connection.execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [run for _, run in runs]})
 
 
 def wake_next(order_key: str, using: str) -> None:
     """Wake the first deferred message of a key."""
     with own_transaction(using) as connection:
-        connection.execute(NEXT, {"order": order_key})
+        connection.execute(WAKE_NEXT, {"order": order_key})
 
 
 def sweep(using: str) -> None:
-    """Wake the first messages of all keys that are asleep."""
+    """Wake the first message of each key, if it is asleep."""
     with own_transaction(using) as connection:
         connection.execute(SWEEP)
 
 
-def look(group: str, using: str) -> tuple[bool, bool, float | None]:
-    """Return whether a message of a group is due, whether any is asleep, and the seconds until the group's next one is due."""
-    row = database.raw(using).execute(LOOK, {"group": group}).fetchone()
+def check_due(group: str, using: str) -> tuple[bool, bool, float | None]:
+    """
+    Return whether a message of the group is due, whether one of any group is asleep, and the seconds until the next is due.
+
+    The seconds are None if the group has no message that is due later.
+    """
+    row = database.raw(using).execute(CHECK_DUE, {"group": group}).fetchone()
     return row or (False, False, None)
 
 
 def probe(group: str, body: bytes, using: str) -> None:
-    """Raise where the database would refuse a message of this size."""
+    """Raise an error if the database cannot store a message with this body."""
     with guarded_transaction(using):
         database.raw(using).execute(PROBE, {"group": group, "id": uuid.uuid4(), "body": body})
         transaction.set_rollback(True, using=using)

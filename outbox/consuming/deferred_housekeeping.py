@@ -1,8 +1,8 @@
 """
-The housekeeping of deferred messages, once a minute in each database. Rows that are locked wait for the next time.
+The housekeeping of deferred messages, once a minute in each database. Locked rows are left to the next time.
 
-Delete the rows of messages that have ended otherwise, note which due messages no live process has a handler for, give those up
-after `WAIT_FOR_CODE`, and discard dead letters that are older than DEAD_FOR.
+It deletes the rows of messages that the inbox has, too; records since when no live process has a handler for a due message; turns
+such messages into dead letters after `WAIT_FOR_CODE`; and discards dead letters that are older than DEAD_FOR.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOUSEKEEPING_INTERVAL = 60.0  # seconds
 WAIT_FOR_CODE = timedelta(hours=9)
 NO_CODE = "no process of the group has a handler"
 
-# Messages in both tables: a publisher's copy was handled beside the row, or a zombie handled the message.
+# Messages in both tables: a second copy from the publisher was handled, or a process that had lost its lease handled the message.
 DELETE_ENDED = """
 DELETE FROM outbox_deferred WHERE id IN (
     SELECT d.id FROM outbox_deferred d
@@ -35,16 +35,16 @@ DELETE FROM outbox_deferred WHERE id IN (
     FOR UPDATE OF d SKIP LOCKED)
 """
 
-KINDS = """
+READ_KINDS = """
 SELECT DISTINCT consumer_group, topic, type, tag FROM outbox_deferred WHERE dead_at IS NULL AND due_at <= clock_timestamp()
 """
-LIVE = """
+READ_LIVE_SUBSCRIPTIONS = """
 SELECT consumer_group, unnest(subscriptions) FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %s
 """
 
-# Sets or clears the time since which no live process has a handler.
-NOTE_CODE = """
+# Set or clear `no_code_since`: the time since which no live process has a handler for a message.
+UPDATE_NO_CODE_SINCE = """
 UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN clock_timestamp() END WHERE id IN (
     SELECT d.id FROM outbox_deferred d
     JOIN unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::bool[]) AS kind (consumer_group, topic, type, tag, has_code)
@@ -53,9 +53,9 @@ UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN 
     FOR UPDATE OF d SKIP LOCKED)
 """
 
-# Messages of a key are given up only where their group skips messages that it cannot handle. Where no process of the group lives,
-# nothing is given up.
-GIVE_UP = """
+# Turn messages without a handler into dead letters. A message with an order key is included only if the handlers of its group and
+# topic have on_dead="skip". Messages of a group without a live process are not included.
+MAKE_DEAD = """
 UPDATE outbox_deferred SET dead_at = clock_timestamp(), error = %(error)s, fingerprint = %(error)s WHERE id IN (
     SELECT d.id FROM outbox_deferred d JOIN (
         SELECT consumer_group, min(started_at) AS since FROM outbox_process
@@ -69,33 +69,33 @@ RETURNING consumer_group, own_id, topic
 
 
 def tidy(using: str) -> None:
-    """Do the housekeeping of a database once, over Django's connection."""
+    """Do the housekeeping of a database once, through Django's connection."""
     with noting(Loop("housekeeping", using)):
         with guarded.atomic(using), connections[using].cursor() as cursor:
             cursor.execute(DELETE_ENDED)
-        _note_code(using)
-        _give_up(using)
+        _update_no_code_since(using)
+        _make_dead(using)
         if dead_for := conf.settings().consumer.dead_for:
             old = Deferred.objects.using(using).filter(dead_at__lt=datetime.now(UTC) - dead_for)
             for _ in settle(old, Act.DISCARDED, by="housekeeping", reason='older than OUTBOX["CONSUMER"]["DEAD_FOR"]'):
                 pass
 
 
-def _note_code(using: str) -> None:
+def _update_no_code_since(using: str) -> None:
     with guarded.atomic(using), connections[using].cursor() as cursor:
-        cursor.execute(KINDS)
+        cursor.execute(READ_KINDS)
         kinds = cursor.fetchall()
-        recently: list[Any] = [LIVES_FOR]
-        cursor.execute(LIVE, recently)
+        parameters: list[Any] = [LIVES_FOR]
+        cursor.execute(READ_LIVE_SUBSCRIPTIONS, parameters)
         live = set(cursor.fetchall())
         has_code = [
             any((group, subscription) in live for subscription in matching_subscriptions(*kind)) for group, *kind in kinds
         ]
         if kinds:
-            cursor.execute(NOTE_CODE, [*map(list, zip(*kinds, strict=True)), has_code])
+            cursor.execute(UPDATE_NO_CODE_SINCE, [*map(list, zip(*kinds, strict=True)), has_code])
 
 
-def _give_up(using: str) -> None:
+def _make_dead(using: str) -> None:
     consumers = [consumer for consumer in all_consumers() if consumer.is_ordered]
     blocking = {(consumer.group, consumer.topic) for consumer in consumers if consumer.on_dead == "block"}
     skipping = sorted({(consumer.group, consumer.topic) for consumer in consumers} - blocking)
@@ -107,9 +107,9 @@ def _give_up(using: str) -> None:
         "topics": [topic for _, topic in skipping],
     }
     with guarded.atomic(using), connections[using].cursor() as cursor:
-        cursor.execute(GIVE_UP, values)
-        given_up = cursor.fetchall()
-    for group, message_id, topic in given_up:
+        cursor.execute(MAKE_DEAD, values)
+        dead = cursor.fetchall()
+    for group, message_id, topic in dead:
         fields = log_fields(message_id=message_id, topic=topic, group=group)
         logger.error("Message %s is a dead letter of group %r: %s", message_id, group, NO_CODE, extra=fields)
         signals.dead_lettered.send_robust(sender=tidy, group=group, message_id=message_id, topic=topic, reason=NO_CODE)

@@ -1,4 +1,4 @@
-"""A delivery as its handler sees it, `Context`; and as the tables have it: the message id as a UUID, and its number."""
+"""The attributes of a delivery: for its handler, `Context`, and as the tables store them, `DeliveryInfo`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outbox.message import Header, TopicType
 if TYPE_CHECKING:  # a handler is registered without importing any broker
     from outbox.brokers.base import Delivery
 
-SOURCE_PREFIX = "urn:uuid:"  # of an outbox; its message ids are UUIDs
+SOURCE_PREFIX = "urn:uuid:"  # the source of an outbox begins with it, and its message ids are UUIDs
 MAX_KEY_BYTES = 500  # PostgreSQL indexes up to 2,704 bytes
 
 
@@ -27,14 +27,14 @@ class Context(msgspec.Struct, frozen=True):
     The context that a handler receives with a message.
 
     Args:
-        delivery_count: how often the message has come to the group, this time included: deliveries of the broker, and runs of
-            the deferred message. Deployments and outages cause deliveries too.
+        delivery_count: how often the message was delivered to the group by the broker, or run as a deferred message, including
+            this time. Deployments and outages cause deliveries, too.
         failures: how often the handler has failed with the message before.
-        idempotency_key: the same for each delivery of the message to the group. Pass it to services outside the database, so
-            that they act once.
+        idempotency_key: the same for each delivery of the message to the group. Pass it to external services, so that they
+            act only once.
         source, lane, number: the position of the message among those of one relay, gap-free per source, topic and lane; lane and
             number are None for messages of other producers.
-        stored_at: when the broker made the message visible; None where the broker does not say.
+        stored_at: when the broker made the message visible; None if the broker does not report it.
     """
 
     message_id: str
@@ -54,11 +54,11 @@ class Context(msgspec.Struct, frozen=True):
 
 class DeliveryInfo(msgspec.Struct, frozen=True):
     """
-    The columns about a delivery in the tables of the inbox, deferred messages, failures and duplicates.
+    The columns that describe a delivery, in the tables of the inbox, deferred messages, failures and duplicates.
 
     Args:
-        message_id: a UUID, made of what identifies the message; see `idempotency_key_of`.
-        lane, number: None where the message has no number.
+        message_id: a UUID. If the message's own id is not one, it is derived from the text of `idempotency_key_of`.
+        lane, number: None if the message has no number.
     """
 
     group: str
@@ -71,7 +71,7 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, delivery: Delivery) -> DeliveryInfo:
-        lane, number = _number(delivery.headers)
+        lane, number = _lane_and_number(delivery.headers)
         if delivery.message_id:
             message_id = uuid_of(idempotency_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic))
         elif delivery.pos is not None:
@@ -91,7 +91,7 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
 
 def context_of(delivery: Delivery, idempotency_key: str, failures: int) -> Context:
     """Return the context for a handler."""
-    lane, number = _number(delivery.headers)
+    lane, number = _lane_and_number(delivery.headers)
     return Context(
         message_id=delivery.message_id,
         group=delivery.group,
@@ -117,21 +117,20 @@ def fields_of(*deliveries: Delivery) -> dict[str, Any]:
     return log_fields(message_ids=(each.message_id for each in deliveries), topic=first.topic, group=first.group)
 
 
-def _number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
+def _lane_and_number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None, None]:
     lane, number = headers.get(Header.LANE, ""), headers.get(Header.NUMBER, "")
     if not (lane.isdecimal() and number.isdecimal()) or len(lane) > 5 or len(number) > 19:
         return None, None
-    is_storable = int(lane) < 2**15 and int(number) < 2**63  # another producer's number may be anything
+    is_storable = int(lane) < 2**15 and int(number) < 2**63  # other producers may write any number
     return (int(lane), int(number)) if is_storable else (None, None)
 
 
 def require_id(delivery: Delivery) -> None:
     """
-    Raise an error for a message of another producer that has no id.
+    Raise an error if a message has no id, because its producer set none, or because it could not be read.
 
     Raises:
-        UnreadableBody: it could not be told from the next one, which would be dropped as its duplicate; or its broker's client
-            could not read it.
+        UnreadableBody: without an id, the group cannot tell the message from duplicates.
     """
     if not delivery.message_id:
         if reason := delivery.headers.get(Header.UNREADABLE):
@@ -139,17 +138,17 @@ def require_id(delivery: Delivery) -> None:
                 f"A message on topic {delivery.topic!r} ({delivery.queue}/{delivery.pos}) cannot be read: {reason}"
             )
         raise UnreadableBody(
-            f"A message on topic {delivery.topic!r} has no message id, by which the group could tell it from others.",
-            hint="Have its producer set one.",
+            f"A message on topic {delivery.topic!r} has no message id, so the group cannot tell it from duplicates.",
+            hint="Change its producer so that it sets a message id.",
         )
 
 
 def idempotency_key_of(message_id: str, source: str, topic: str) -> str:
     """
-    Return the text that identifies a message for a group: the id of an outbox's.
+    Return the text that identifies a message for a group; for a message of an outbox, its id.
 
-    Producers that are not an outbox name themselves in `ce-source`, and their ids are unique only together with it (CloudEvents
-    1.0). Without a source, an id is unique in its topic.
+    For other producers that name a source (`ce-source`), it is source and id: CloudEvents 1.0 requires only that both together
+    are unique. Without a source, the id is taken to be unique within the topic.
     """
     if source.startswith(SOURCE_PREFIX):
         return as_key(message_id)
@@ -157,14 +156,14 @@ def idempotency_key_of(message_id: str, source: str, topic: str) -> str:
 
 
 def order_key_of(delivery: Delivery) -> str | None:
-    """Return the text that identifies the key of a message on a topic of type fifo; None where nothing orders it."""
+    """Return the text that identifies the group, topic and key of a message on a fifo topic; None if nothing orders it."""
     if not delivery.key or conf.topic_settings(delivery.topic).type is not TopicType.FIFO:
         return None
     return as_key(f"{delivery.group} {delivery.topic} {delivery.key}")
 
 
 def as_key(text: str) -> str:
-    """Return a text in a form that PostgreSQL can store and index: a long one is replaced by its hash."""
+    """Return a text in a form that PostgreSQL can store and index; a long text is replaced by its hash."""
     text = storable(text)
     if len(text) <= MAX_KEY_BYTES // 4 or len(encoded := text.encode()) <= MAX_KEY_BYTES:
         return text
@@ -172,7 +171,7 @@ def as_key(text: str) -> str:
 
 
 def uuid_of(message_id: str) -> UUID:
-    """Return a message id in the form of the tables."""
+    """Return a message id as a UUID, as the tables store it."""
     try:
         return UUID(message_id)
     except ValueError:
@@ -180,6 +179,6 @@ def uuid_of(message_id: str) -> UUID:
 
 
 def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
-    """Return the values of inbox rows, a list for each column."""
+    """Return the values of inbox rows as a list for each column, for unnest()."""
     names = ("message_id", "source", "topic", "lane", "number", "delivery_count")
     return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}

@@ -1,8 +1,8 @@
 """
-One message in doubt at a time: a process runs only one message that may have killed a process, whatever its threads.
+Only one message in doubt at a time: a message that may have killed a process is run by one thread of this process at a time.
 
-If it kills this process, too, no other such message is interrupted. Otherwise messages that were interrupted together would come
-back together, and be interrupted again.
+If it kills this process, too, it interrupts no other message in doubt. Otherwise messages that were interrupted together would be
+run again together, and would be interrupted again, although only one of them kills processes.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ import threading
 import time
 from datetime import timedelta
 
-EXCLUDES_SECONDS = 60.0  # a run that takes longer is slow or stuck, and no longer keeps others waiting
-BEYOND_LIMIT_SECONDS = 10.0
+RESERVED_SECONDS = 60.0  # a run that takes longer is slow or stuck, and keeps no other messages in doubt waiting
+BEYOND_LIMIT_SECONDS = 10.0  # after its time limit, the handler or the process ends within this time
 
 _lock = threading.Lock()
 
 
 class Doubt:
-    """A reservation of this process's only run in doubt. `is_mine`: whether no other thread has it."""
+    """
+    A reservation of the only run of a message in doubt in this process.
+
+    `is_granted`: whether this thread has it, and no other one.
+    """
 
     def __init__(self) -> None:
         global _reserved
-        self.until: float = time.monotonic() + EXCLUDES_SECONDS
+        self.until: float = time.monotonic() + RESERVED_SECONDS
         with _lock:
-            self.is_mine = _reserved is None or time.monotonic() >= _reserved.until
-            if self.is_mine:
+            self.is_granted = _reserved is None or time.monotonic() >= _reserved.until
+            if self.is_granted:
                 _reserved = self
 
     def extend(self, time_limit: timedelta | None) -> None:
         """Keep the reservation as long as a handler with a time limit may run."""
         if time_limit is not None:
             seconds = time_limit.total_seconds() + BEYOND_LIMIT_SECONDS
-            self.until = time.monotonic() + max(EXCLUDES_SECONDS, seconds)
+            self.until = time.monotonic() + max(RESERVED_SECONDS, seconds)
 
     def end(self) -> None:
-        """Leave it to another thread."""
+        """Release the reservation, so that another thread may have it."""
         global _reserved
         with _lock:
             if _reserved is self:

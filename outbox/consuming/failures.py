@@ -1,4 +1,4 @@
-"""Failed deliveries: the log of them, and how an error is told to people."""
+"""Record failed deliveries and duplicates, and describe errors for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outbox.models import Duplicate, FailedDelivery
 MAX_FINGERPRINT_CHARACTERS = 200
 MAX_REMEMBERED = 1_000
 
-_NOT_THE_USERS = tuple(
+_NOT_USER_CODE = tuple(
     f"{Path(folder).resolve()}/"
     for folder in {
         *site.getsitepackages(),
@@ -28,8 +28,8 @@ _NOT_THE_USERS = tuple(
     }
 )
 
-_met: dict[str, None] = {}  # fingerprints, the latest one last
-_meeting = threading.Lock()
+_seen_errors: dict[str, None] = {}  # fingerprints, the latest one last
+_lock = threading.Lock()
 
 
 def record_duplicate(arrival: DeliveryInfo, using: str) -> None:
@@ -44,13 +44,13 @@ def record_duplicate(arrival: DeliveryInfo, using: str) -> None:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, its causes and contexts, and the members of exception groups, each once."""
-    seen: list[BaseException] = []
+    yielded: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
         cause = todo.pop()
-        if cause is None or any(cause is other for other in seen):
+        if cause is None or any(cause is other for other in yielded):
             continue
-        seen.append(cause)
+        yielded.append(cause)
         yield cause
         todo += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]
 
@@ -73,32 +73,32 @@ def record_failure(arrival: DeliveryInfo, outcome: str, error: BaseException, us
 
 
 def is_new_error(error: BaseException) -> bool:
-    """Return whether this process has not seen a similar error among its last thousand."""
-    looks = fingerprint(error)
-    with _meeting:
-        was_met = looks in _met
-        _met.pop(looks, None)
-        _met[looks] = None
-        if len(_met) > MAX_REMEMBERED:
-            del _met[next(iter(_met))]
-    return not was_met
+    """Return whether no similar error is among the last thousand kinds of errors of this process."""
+    key = fingerprint(error)
+    with _lock:
+        was_seen = key in _seen_errors
+        _seen_errors.pop(key, None)
+        _seen_errors[key] = None
+        if len(_seen_errors) > MAX_REMEMBERED:
+            del _seen_errors[next(iter(_seen_errors))]
+    return not was_seen
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text in a form that PostgreSQL can store; a note where its `__str__` raises."""
+    """Return an error's text in a form that PostgreSQL can store; if its `__str__` raises an error, a text that says so."""
     return storable(cut(safe_text(error)))
 
 
 def describe(error: BaseException) -> str:
-    """Return an error for operators: its type, then its text."""
+    """Return a description of an error for operators: its type, then its text."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def fingerprint(error: BaseException) -> str:
-    """Return a string that is equal for similar errors: type, place in the user's code, text without numbers."""
+    """Return a string that is equal for similar errors: type, function of the user's code, text without numbers."""
     words = shape_of(cut(safe_text(error)))
-    return cut(storable(f"{type(error).__name__} in {_place(error.__traceback__)}: {words}"), MAX_FINGERPRINT_CHARACTERS)
+    return cut(storable(f"{type(error).__name__} in {_user_function(error.__traceback__)}: {words}"), MAX_FINGERPRINT_CHARACTERS)
 
 
 def shape_of(text: str) -> str:
@@ -106,11 +106,11 @@ def shape_of(text: str) -> str:
     return cut(without_numbers(text.partition("\n")[0]), MAX_FINGERPRINT_CHARACTERS)
 
 
-def _place(trace: TracebackType | None) -> str:
-    """Return the innermost function of the user's code, without its line number, which changes with each edit."""
+def _user_function(trace: TracebackType | None) -> str:
+    """Return the innermost function of the user's code; without its line number, which may change with each edit."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
-    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)]
+    user_frames = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_USER_CODE)]
     if not frames:
         return "no frame"
-    innermost = (own or frames)[-1]
+    innermost = (user_frames or frames)[-1]
     return f"{innermost.f_globals.get('__name__', '?')}.{innermost.f_code.co_qualname}"

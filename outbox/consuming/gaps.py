@@ -1,14 +1,14 @@
 """
-Gaps: numbers of a lane that have not reached a group, although later ones did longer ago than the settle time.
+Gaps: numbers of a lane that have not reached a group, although later numbers reached it longer ago than the settle time.
 
-A relay numbers messages gap-free per (source, topic, lane). Each delivery leaves its number in the inbox, or among the deferred
-messages. A number in neither table was lost, unless the outbox explains it: its message is not sent yet, was rejected, or was
-discarded by an operator. This is looked up where the outbox is in the same database as the
-inbox. A number is not lost either while the broker still has its message for the group: without keys, a later message may arrive
-long before an earlier one while a backlog is worked off.
+A relay numbers the messages of its lane without gaps per (source, topic, lane). Each delivery leaves its number in the inbox, or
+among the deferred messages. A number in neither table was lost, with two exceptions. First, the outbox may explain it: its
+message is not sent yet, was rejected, or was discarded by an operator. This is looked up only if the outbox is in the same
+database as the inbox. Second, the broker may still deliver the message to the group: while a backlog is worked off, an unordered
+message may arrive long after a later one.
 
-A gap is closed when its numbers have arrived or were explained. Numbers after the last one that arrived are not a gap yet; the
-audit of the full history finds those.
+A gap is closed when its numbers have arrived or are explained. Numbers after the last one that arrived are not a gap yet; only
+the audit of the full history finds those that were lost.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from outbox.message import TopicType
 
 logger = get_logger(__name__)
 
-RECENT = 100_000
-"""The number of a lane's last numbers that are checked. More than that within the settle time is left to the audit."""
+MAX_NUMBERS = 100_000
+"""How many of the last numbers of a lane are checked. Gaps before them are left to the audit."""
 
 # Only one process of a group looks for gaps at a time.
-LOOK_ALONE = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
+LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
 
-# Compiling the statement takes longer than it runs.
+# Compiling FIND takes longer than running it.
 NO_JIT = "SET LOCAL jit = off"
 
-# Each lane's last numbers, last first, as the index has them: numbers missing between two neighbours are a hole. The
-# holes, and the gaps known before, without the numbers that are known, are the gaps now; of two that overlap, the larger
-# one counts.
+# The statement reads the last numbers of each lane in descending order, as the index has them; numbers that are missing between
+# two neighbours are a hole. The current gaps are the parts of the holes, and of the gaps recorded before, that are in none of the
+# tables; of two gaps that overlap, only the larger one counts.
 #
-# Before a message older than the retention, inbox rows may have been pruned: a number missing there is no sign of a loss.
+# A hole counts only if the message before it is younger than the retention. Otherwise inbox rows may have been pruned.
 FIND = """
 WITH RECURSIVE lane_of AS (
     (SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL
@@ -123,7 +123,7 @@ WHERE g.last_number <> excluded.last_number OR g.closed_at IS NOT NULL
 RETURNING topic, source, lane, first_number, last_number
 """
 
-# The messages that have numbers of a lane, where the outbox is in this database.
+# The ids of the messages that have certain numbers of a lane, if the outbox is in this database.
 IDS = """
 SELECT m.id FROM outbox_source s JOIN outbox_topic t ON t.name = %(topic)s
 JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = %(lane)s
@@ -132,25 +132,26 @@ CROSS JOIN unnest(b.message_ids) WITH ORDINALITY m (id, position)
 WHERE s.id = %(source)s AND b.first_seq + m.position - 1 BETWEEN %(first)s AND %(last)s LIMIT %(limit)s
 """
 
-LOOKED_UP = 100  # messages of a gap about which the broker is asked
+MAX_LOOKED_UP = 100  # maximum number of messages of a gap about which the broker is asked
 
-# Whether the number after a gap arrived so recently that the missing ones may still arrive.
-CAME_LATELY = """
+# Whether the number after a gap arrived recently, so that the missing numbers may still arrive.
+ARRIVED_RECENTLY = """
 SELECT EXISTS (
     SELECT FROM outbox_inbox WHERE consumer_group = %(group)s AND topic = %(topic)s AND source = %(source)s AND lane = %(lane)s
-    AND number = %(last)s + 1 AND handled_at > clock_timestamp() - %(lately)s)
+    AND number = %(last)s + 1 AND handled_at > clock_timestamp() - %(recently)s)
 """
 
-LATELY = timedelta(hours=1)
+RECENTLY = timedelta(hours=1)
 
-NOT_YET = """
+# Forget a gap whose messages may still be delivered.
+DELETE_GAP = """
 DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND source = %(source)s AND topic = %(topic)s AND lane = %(lane)s
 AND first_number = %(first)s
 """
 
 
 Missing = dict[str, Any]
-"""Numbers of a lane that have not arrived: `topic`, `source` and `lane`, `first` to `last`."""
+"""Numbers of a lane that have not arrived, with the keys `topic`, `source`, `lane`, `first` and `last`."""
 
 
 def watched_topics(group: Group) -> list[str]:
@@ -163,7 +164,7 @@ def find_gaps(group: Group) -> list[Missing]:
     Find a group's gaps, and record the new, changed and closed ones.
 
     Returns:
-        Gaps that are new or have changed. Also empty while another process looks for them.
+        Gaps that are new or have changed. An empty list also if another process is finding gaps at the same time.
     """
     settings = conf.settings()
     values: dict[str, Any] = {
@@ -171,65 +172,66 @@ def find_gaps(group: Group) -> list[Missing]:
         "topics": watched_topics(group),
         "settle": settings.consumer.settle,
         "oldest": first_id_at(datetime.now(UTC) - settings.retention),
-        "recent": RECENT,
+        "recent": MAX_NUMBERS,
     }
     with guarded.atomic(group.using), connections[group.using].cursor() as cursor:
-        cursor.execute(LOOK_ALONE, [group.name])
+        cursor.execute(LOCK, [group.name])
         if not cursor.fetchone()[0]:
             return []
         cursor.execute(NO_JIT)
         cursor.execute(FIND, values)
-        numbers = [dict(zip(("topic", "source", "lane", "first", "last"), row, strict=True)) for row in cursor.fetchall()]
-        awaited = _still_at_the_broker(group, numbers, cursor)
-        for missing in awaited:
-            cursor.execute(NOT_YET, {"group": group.name, **missing})
-    numbers = [missing for missing in numbers if missing not in awaited]
-    for missing in numbers:
-        _announce(group, missing)
-    return numbers
+        gaps = [dict(zip(("topic", "source", "lane", "first", "last"), row, strict=True)) for row in cursor.fetchall()]
+        deliverable = _still_deliverable(group, gaps, cursor)
+        for gap in deliverable:
+            cursor.execute(DELETE_GAP, {"group": group.name, **gap})
+    gaps = [gap for gap in gaps if gap not in deliverable]
+    for gap in gaps:
+        _report(group, gap)
+    return gaps
 
 
-def _still_at_the_broker(group: Group, found: list[Missing], cursor: CursorWrapper) -> list[Missing]:
+def _still_deliverable(group: Group, gaps: list[Missing], cursor: CursorWrapper) -> list[Missing]:
     """
-    Return those whose messages the group has before it.
+    Return the gaps whose messages the broker may still deliver to the group.
 
-    A broker that cannot tell of a message is asked how much waits. While that is as much as is missing, it may be that, for an
-    hour: in a busy group something always waits. So with a broker that cannot be asked.
+    Some brokers cannot say whether they may deliver a certain message again. Then a gap may still be filled while at least as
+    many messages wait for the group as are missing, but only for an hour, since in a busy group some messages always wait. If a
+    broker is unavailable, its gaps are not reported for an hour, either.
     """
     by_broker: dict[str, list[Missing]] = {}
-    for missing in found:
-        if topic := conf.settings().topics.get(missing["topic"]):
-            by_broker.setdefault(topic.broker, []).append(missing)
-    awaited: list[Missing] = []
-    for alias, mine in by_broker.items():
+    for gap in gaps:
+        if topic := conf.settings().topics.get(gap["topic"]):
+            by_broker.setdefault(topic.broker, []).append(gap)
+    deliverable: list[Missing] = []
+    for alias, gaps_of_broker in by_broker.items():
         try:
             with closing(Receives.of(conf.make_broker(alias))) as broker:
-                awaited += [missing for missing in mine if _is_before(broker, group, missing, cursor)]
+                deliverable += [gap for gap in gaps_of_broker if _is_deliverable(broker, group, gap, cursor)]
         except BrokerUnavailable:
-            awaited += [missing for missing in mine if _came_lately(group, missing, cursor)]
-    return awaited
+            deliverable += [gap for gap in gaps_of_broker if _arrived_recently(group, gap, cursor)]
+    return deliverable
 
 
-def _is_before(broker: Receives, group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    cursor.execute(IDS, {"limit": LOOKED_UP, **missing})
+def _is_deliverable(broker: Receives, group: Group, gap: Missing, cursor: CursorWrapper) -> bool:
+    cursor.execute(IDS, {"limit": MAX_LOOKED_UP, **gap})
     ids = [str(row[0]) for row in cursor.fetchall()]
     if ids and broker.may_deliver_again(group.name, ids):
         return True
-    if broker.limits(broker.options, broker.topics[missing["topic"]]).redelivery == timedelta():
-        return False  # it knows all that it may deliver again
-    waiting = broker.backlog(group.name).waiting.get(missing["topic"], 0)
-    return waiting > missing["last"] - missing["first"] and _came_lately(group, missing, cursor)
+    if broker.limits(broker.options, broker.topics[gap["topic"]]).redelivery == timedelta():
+        return False  # `may_deliver_again` of this broker knows all such messages
+    waiting = broker.backlog(group.name).waiting.get(gap["topic"], 0)
+    return waiting > gap["last"] - gap["first"] and _arrived_recently(group, gap, cursor)
 
 
-def _came_lately(group: Group, missing: Missing, cursor: CursorWrapper) -> bool:
-    cursor.execute(CAME_LATELY, missing | {"group": group.name, "lately": LATELY})
+def _arrived_recently(group: Group, gap: Missing, cursor: CursorWrapper) -> bool:
+    cursor.execute(ARRIVED_RECENTLY, gap | {"group": group.name, "recently": RECENTLY})
     return bool(cursor.fetchone()[0])
 
 
-def _announce(group: Group, missing: Missing) -> None:
+def _report(group: Group, gap: Missing) -> None:
     logger.error(
-        "Group %r misses the numbers %s to %s of lane %s in topic %r (source %s): lost on the way, or very late.",
-        *(group.name, *(missing[name] for name in ("first", "last", "lane", "topic", "source"))),
-        extra=log_fields(group=group.name, topic=missing["topic"], lane=missing["lane"]),
+        "Group %r has not received the numbers %s to %s of lane %s in topic %r (source %s). They are lost or very late.",
+        *(group.name, *(gap[name] for name in ("first", "last", "lane", "topic", "source"))),
+        extra=log_fields(group=group.name, topic=gap["topic"], lane=gap["lane"]),
     )
-    signals.gap_found.send_robust(sender=find_gaps, group=group.name, **missing)
+    signals.gap_found.send_robust(sender=find_gaps, group=group.name, **gap)

@@ -1,4 +1,8 @@
-"""Handle first deliveries: everything that happens in the database. `worker.py` settles them at the broker."""
+"""
+Handle messages at their first delivery, or defer them: all that happens in the database. `worker.py` acknowledges them.
+
+A message that cannot be handled now is deferred: it is stored in the group's database, and run later (`run_deferred.py`).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,20 @@ from outbox.consuming import deferred, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of, order_key_of, require_id
 from outbox.consuming.failures import describe, record_failure
-from outbox.consuming.handler import HandlerRun, is_outage, own_statements
+from outbox.consuming.handler import HandlerRun, inbox_statements, is_outage
 from outbox.consuming.inbox import Claim, InboxEntry, claim, claim_many, drop
 from outbox.consuming.lease_thread import LeaseThread
-from outbox.consuming.outcome import DUPLICATE, HANDLED, IGNORED, RELEASED, HandlingResult, Outcome, is_conflict, judge, tell
+from outbox.consuming.outcome import (
+    DUPLICATE,
+    HANDLED,
+    IGNORED,
+    RELEASED,
+    HandlingResult,
+    Outcome,
+    decide_deferral,
+    is_conflict,
+    report_failure,
+)
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.database.guarded import guarded_transaction
@@ -30,19 +44,20 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-LOCK_TRIES = 3  # at a DEFER that waits for another one of the same message, a second each
+LOCK_TRIES = 3  # of `deferred.defer`, each of which may wait a second for another process that defers the same message
 
 
 def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = None) -> HandlingResult:
     """
     Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
 
-    Exceptions of the handler, and a message that cannot be decoded, result in a deferred message; they are not raised. One that
-    was delivered before is deferred, too: the beginning of its next run has to be on record, since it may kill its process.
+    If the handler raises an exception, or the message cannot be decoded, the message is deferred, and nothing is raised. A
+    message that was delivered before is deferred, too: it may have killed a process, so the beginning of its next run has to be
+    on record.
     """
     if lease_thread is None:
-        with closing(LeaseThread()) as own:
-            return handle(group, delivery, own)
+        with closing(LeaseThread()) as own_thread:
+            return handle(group, delivery, own_thread)
     run = HandlerRun(group, [delivery], lease_thread)
     before = connections[group.using].connection
     try:
@@ -52,29 +67,27 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
             return ignore(group, [delivery])[0]
         if delivery.delivery_count > 1:
             return defer(group, [(delivery, Deferral.unhandled(Reason.AGAIN, delivery))])[0]
-        return _handle_claimed(run, run.consumer)[0]
+        return _claim_and_handle(run, run.consumer)[0]
     except FailpointReached:
         raise
     except BaseException as error:
-        return (_results_despite(run, error) or [_after_error(run, delivery, error, before)])[0]
+        return (_results_in_spite_of(run, error) or [_after_error(run, delivery, error, before)])[0]
 
 
 def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
-    """
-    Handle first deliveries of a handler with a batch size in one transaction; each alone where that fails.
-    """
+    """Handle first deliveries together, in one transaction, for a handler with a batch size; if that fails, each alone."""
     run = HandlerRun(group, deliveries, lease_thread)
     try:
         run.consumer = find_consumer(group, deliveries[0])
         if run.consumer is not None:
-            return _handle_claimed(run, run.consumer)
+            return _claim_and_handle(run, run.consumer)
     except FailpointReached:
         raise
     except BaseException as error:
-        if results := _results_despite(run, error):
+        if results := _results_in_spite_of(run, error):
             return results
         logger.warning(
-            "Group %r failed with %s messages at once, and now handles each alone: %s",
+            "Group %r failed to handle %s messages together, and now handles each of them alone: %s",
             group.name,
             len(deliveries),
             describe(error),
@@ -86,7 +99,7 @@ def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: 
 def _one_by_one(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
     results: list[HandlingResult] = []
     for delivery in deliveries:
-        if results and (results[-1].outcome is Outcome.RELEASED or results[-1].ends_with):
+        if results and (results[-1].outcome is Outcome.RELEASED or results[-1].error_to_raise):
             results.append(RELEASED)
         elif lease_thread.stop.is_set():
             results += defer(group, [(delivery, Deferral.unhandled(Reason.STOP, delivery))])
@@ -96,14 +109,14 @@ def _one_by_one(group: Group, deliveries: Sequence[Delivery], lease_thread: Leas
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> list[HandlingResult]:
-    """Ignore deliveries that no live process of the group subscribes to, and defer those of another release of its code."""
-    with own_statements(), guarded_transaction(group.using):
+    """Ignore deliveries that no live process of the group subscribes to; defer those that only other processes subscribe to."""
+    with inbox_statements(), guarded_transaction(group.using):
         for_others = subscriptions.ignore(group, deliveries)
     results = [IGNORED] * len(deliveries)
-    places = sorted(for_others)
-    others = [(deliveries[place], Deferral.unhandled(Reason.NO_HANDLER, deliveries[place])) for place in places]
-    for place, result in zip(places, defer(group, others), strict=True):
-        results[place] = result
+    indexes = sorted(for_others)
+    others = [(deliveries[index], Deferral.unhandled(Reason.NO_HANDLER, deliveries[index])) for index in indexes]
+    for index, result in zip(indexes, defer(group, others), strict=True):
+        results[index] = result
     return results
 
 
@@ -111,12 +124,12 @@ def defer(
     group: Group, deferrals: Sequence[tuple[Delivery, Deferral]], error: BaseException | None = None
 ) -> list[HandlingResult]:
     """
-    Store deliveries as deferred messages, so that they can be acknowledged; those that the group knows are dropped.
+    Store deliveries as deferred messages, so that they can be acknowledged. Deliveries that the group knows are dropped.
 
-    Where the database is away or refuses them, they are released. Never raises an `Exception`.
+    If the database is unavailable or refuses to store them, they are released. Never raises an `Exception`.
 
     Args:
-        error: what their handler raised, for the log of failed deliveries.
+        error: the error that their handler raised, which is recorded as a failed delivery.
     """
     if not deferrals:
         return []
@@ -127,95 +140,100 @@ def defer(
                 are_new = deferred.defer(connection, group.name, deferrals)
                 for (delivery, deferral), is_new in zip(deferrals, are_new, strict=True):
                     if is_new and error is not None:
-                        record_failure(DeliveryInfo.of(delivery), failed_as(deferral), error, using)
+                        record_failure(DeliveryInfo.of(delivery), failure_outcome(deferral), error, using)
             break
-        except Exception as trouble:
+        except Exception as write_error:
             is_last = number == LOCK_TRIES - 1
-            if is_last or not (isinstance(trouble, psycopg.errors.LockNotAvailable) or is_conflict(trouble)):
-                return report_refused([delivery for delivery, _ in deferrals], trouble)
+            if is_last or not (isinstance(write_error, psycopg.errors.LockNotAvailable) or is_conflict(write_error)):
+                return report_unrecorded([delivery for delivery, _ in deferrals], write_error)
     results = []
     for (delivery, deferral), is_new in zip(deferrals, are_new, strict=True):
         if is_new and error is not None:
-            tell(delivery, deferral, error)
+            report_failure(delivery, deferral, error)
         outcome = Outcome.DEAD_LETTER if deferral.is_dead else Outcome.DEFERRED
         results.append(HandlingResult(outcome, order_key_of(delivery), error is not None) if is_new else DUPLICATE)
     return results
 
 
-def failed_as(deferral: Deferral) -> str:
+def failure_outcome(deferral: Deferral) -> str:
     return "dead letter" if deferral.is_dead else "retry"
 
 
-def report_refused(deliveries: Sequence[Delivery], trouble: Exception) -> list[HandlingResult]:
-    """Return the results of deliveries about which nothing could be written."""
-    is_told = isinstance(trouble, DatabaseError | psycopg.Error)
+def report_unrecorded(deliveries: Sequence[Delivery], write_error: Exception) -> list[HandlingResult]:
+    """Log that nothing could be written about deliveries, and return their results."""
+    is_database_error = isinstance(write_error, DatabaseError | psycopg.Error)
     logger.warning(
-        "Message %s could not be deferred, and is delivered again: %s",
+        "Nothing could be recorded about message %s, so the broker delivers it again: %s",
         ", ".join(delivery.message_id for delivery in deliveries),
-        str(trouble).strip(),
-        exc_info=None if is_told else trouble,
+        str(write_error).strip(),
+        exc_info=None if is_database_error else write_error,
         extra=fields_of(*deliveries),
     )
-    refused = InboxRefused(str(trouble).strip()) if database.refuses_all(trouble) else None
-    return [replace(RELEASED, ends_with=refused)] * len(deliveries)
+    inbox_error = InboxRefused(str(write_error).strip()) if database.refuses_all(write_error) else None
+    return [replace(RELEASED, error_to_raise=inbox_error)] * len(deliveries)
 
 
 def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, before: Any) -> HandlingResult:
-    """Defer the only delivery of a run that raised an error; release it if the database is to blame."""
+    """Defer the only delivery of a run that raised an error; release it if the database caused the error."""
     if isinstance(error, InboxRefused):
-        return replace(RELEASED, ends_with=error)
+        return replace(RELEASED, error_to_raise=error)
     if is_outage(error, before):
-        logger.warning("Message %s is delivered again: %s", delivery.message_id, describe(error), extra=fields_of(delivery))
+        text = "Message %s was not handled, since the database failed; the broker delivers it again: %s"
+        logger.warning(text, delivery.message_id, describe(error), extra=fields_of(delivery))
         return RELEASED
     try:
         database.drop_if_lost(run.group.using)
-    except Exception as trouble:
-        return report_refused([delivery], trouble)[0]
-    return defer(run.group, [(delivery, judge(run.group, run.consumer, delivery, error))], error)[0]
+    except Exception as write_error:
+        return report_unrecorded([delivery], write_error)[0]
+    return defer(run.group, [(delivery, decide_deferral(run.group, run.consumer, delivery, error))], error)[0]
 
 
-def _handle_claimed(run: HandlerRun, consumer: Consumer) -> list[HandlingResult]:
-    """Handle first deliveries of one handler in a transaction; those that others have, or that are not next, are deferred."""
+def _claim_and_handle(run: HandlerRun, consumer: Consumer) -> list[HandlingResult]:
+    """Claim first deliveries and handle them in one transaction; then defer those that could not be claimed."""
     messages = [read(consumer, delivery) for delivery in run.deliveries]
     entries = [InboxEntry.of(delivery, consumer, message) for message, delivery in zip(messages, run.deliveries, strict=True)]
     failpoint("consumer.before_handler")
-    with guarded_transaction(consumer.using):  # what returns is acknowledged
-        run.note_commit()
-        with own_statements():
+    with guarded_transaction(consumer.using):  # if it returns, the deliveries are acknowledged
+        run.watch_commit()
+        with inbox_statements():
             run.claims = [claim(entries[0], consumer.using)] if len(entries) == 1 else claim_many(entries, consumer.using)
             for entry, claimed in zip(entries, run.claims, strict=True):
                 if claimed is Claim.KNOWN:
                     drop(entry, consumer.using)
-        mine = [place for place, claimed in enumerate(run.claims) if claimed is Claim.MINE]
-        if mine:
-            contexts = [context_of(run.deliveries[place], entries[place].key, 0) for place in mine]
-            run.call(consumer, [messages[place] for place in mine], contexts)
+        claimed_indexes = [index for index, claimed in enumerate(run.claims) if claimed is Claim.CLAIMED]
+        if claimed_indexes:
+            contexts = [context_of(run.deliveries[index], entries[index].key, 0) for index in claimed_indexes]
+            run.call(consumer, [messages[index] for index in claimed_indexes], contexts)
         failpoint("consumer.after_handler")
-    tracing.note_handled(consumer.group, [run.deliveries[place] for place in mine])
+    tracing.note_handled(consumer.group, [run.deliveries[index] for index in claimed_indexes])
     failpoint("consumer.after_commit")
     return _results_of(run)
 
 
 def _results_of(run: HandlerRun) -> list[HandlingResult]:
-    """Return the results of a committed run; messages that were not claimed are deferred."""
-    ends = {Claim.MINE: HANDLED, Claim.KNOWN: DUPLICATE}
+    """Defer the messages of a committed run that could not be claimed; return the results of all."""
+    results_by_claim = {Claim.CLAIMED: HANDLED, Claim.KNOWN: DUPLICATE}
     reasons = {Claim.BUSY: Reason.ELSEWHERE, Claim.BEHIND: Reason.BEHIND}
-    left = [
+    unclaimed = [
         (delivery, Deferral.unhandled(reasons[claimed], delivery))
         for delivery, claimed in zip(run.deliveries, run.claims, strict=True)
         if claimed in reasons
     ]
-    others = iter(defer(run.group, left))
-    return [ends.get(claimed) or next(others) for claimed in run.claims]
+    others = iter(defer(run.group, unclaimed))
+    return [results_by_claim.get(claimed) or next(others) for claimed in run.claims]
 
 
-def _results_despite(run: HandlerRun, error: BaseException) -> list[HandlingResult]:
-    """Return the results of a run that is committed despite an error, or interrupted by the end of the process; else none."""
-    ends_with = run.end_of_process(error)
+def _results_in_spite_of(run: HandlerRun, error: BaseException) -> list[HandlingResult]:
+    """
+    Return the results of a run that is committed although an error was raised, or that the end of the process interrupted.
+
+    Return an empty list for any other run.
+    """
+    error_to_raise = run.error_at_shutdown(error)
     if run.is_committed:
         run.report_callback(error)
-        return [replace(result, ends_with=ends_with) for result in _results_of(run)]
-    if ends_with is None:
+        return [replace(result, error_to_raise=error_to_raise) for result in _results_of(run)]
+    if error_to_raise is None:
         return []
     stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in run.deliveries]
-    return [replace(result, ends_with=ends_with) for result in defer(run.group, stopped)]
+    return [replace(result, error_to_raise=error_to_raise) for result in defer(run.group, stopped)]

@@ -1,4 +1,4 @@
-"""Call a handler: inside its transaction, watched by the lease thread, with the context of its message."""
+"""Call a handler inside the transaction of its inbox row, while the lease thread watches it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from outbox.unawaited import awaiting_all
 
 logger = get_logger(__name__)
 
-DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # Django's words
+DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # the beginning of the text of Django's RuntimeError
 
 
 class HandlerRun(msgspec.Struct):
-    """A handler's run with one message, or several at once. Its fields are also valid after an exception."""
+    """A run of a handler with one message, or with several at once. The fields are also valid after an exception."""
 
     group: Group
     deliveries: Sequence[Delivery]
     lease_thread: LeaseThread
     consumer: Consumer | None = None
-    claims: list[Claim] = msgspec.field(default_factory=list)  # of each delivery; complete before the handler is called
+    claims: list[Claim] = msgspec.field(default_factory=list)  # one per delivery; complete before the handler is called
     is_committed: bool = False
 
-    def note_commit(self) -> None:
-        """Note when the open transaction is committed."""
-        if len(connections[self.group.using].atomic_blocks) == 1:  # a test's own transaction is not committed
+    def watch_commit(self) -> None:
+        """Set `is_committed` when the open transaction is committed."""
+        if len(connections[self.group.using].atomic_blocks) == 1:  # the transaction around a test is never committed
             transaction.on_commit(lambda: setattr(self, "is_committed", True), using=self.group.using)
 
     def call(self, consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
@@ -58,8 +58,8 @@ class HandlerRun(msgspec.Struct):
             _call(consumer, messages, contexts)
         _check_transaction(consumer)
 
-    def end_of_process(self, error: BaseException) -> BaseException | None:
-        """Return the error if the end of the process caused it."""
+    def error_at_shutdown(self, error: BaseException) -> BaseException | None:
+        """Return the error if it was raised because the process ends, otherwise None."""
         return error if is_shutdown(error, is_requested=self.lease_thread.stop.is_set()) else None
 
     def report_callback(self, error: BaseException) -> None:
@@ -70,8 +70,8 @@ class HandlerRun(msgspec.Struct):
 
 
 @contextmanager
-def own_statements() -> Iterator[None]:
-    """Raise `InboxRefused` where the database refuses a statement of the inbox: no handler is to blame."""
+def inbox_statements() -> Iterator[None]:
+    """Raise `InboxRefused` if the database refuses a statement of the inbox in the block, which no handler has caused."""
     try:
         yield
     except (DatabaseError, psycopg.Error) as error:
@@ -83,8 +83,8 @@ def own_statements() -> Iterator[None]:
 def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
     context = contexts[0]
     correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    texts = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # another program's may be long
-    before = current_cause.set(Cause(*map(as_key, texts)) if len(contexts) == 1 else None)
+    ids = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # as_key, since they may be long
+    before = current_cause.set(Cause(*map(as_key, ids)) if len(contexts) == 1 else None)
     try:
         with as_innermost(consumer.using), handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], context)
@@ -94,8 +94,8 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
         raise NotOutermost(
             f"{consumer.name} entered atomic(durable=True), but a handler runs inside the transaction that commits its inbox "
             "row.",
-            hint="Use atomic() there: the handler's writes are committed when it returns. Work that has to be committed by "
-            "itself goes into a message of its own, which the handler publishes.",
+            hint="Use atomic() there: the handler's writes are committed when it returns. For work that has to be committed "
+            "separately, publish another message from the handler.",
         ) from error
     finally:
         current_cause.reset(before)
@@ -104,31 +104,36 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
             result.close()
         raise TypeError(
             f"{consumer.name} returned a {type(result).__name__}, whose code has not run. Put @consumer right above `async def`, "
-            "or mark the wrapper with asgiref.sync.markcoroutinefunction(). A handler is no generator, and returns no iterator."
+            "or mark the wrapper with asgiref.sync.markcoroutinefunction(). A handler must not return a generator or iterator."
         )
 
 
 def _check_transaction(consumer: Consumer) -> None:
-    """Raise where the commit would silently be a rollback, in Django or in PostgreSQL."""
+    """Raise an error if a commit would silently be a rollback, in Django or in PostgreSQL."""
     connection = connections[consumer.using]
     status = connection.connection.pgconn.transaction_status if connection.connection else TransactionStatus.UNKNOWN
     if connection.needs_rollback or status != TransactionStatus.INTRANS:
         if connection.closed_in_transaction:
             raise ClosedByHandler(
-                f"{consumer.name} closed the connection of database {consumer.using!r}, and so ended the transaction that was to "
-                "commit its work and its inbox row. Leave the connection open: it is closed after the handler."
+                f"{consumer.name} closed the connection of database {consumer.using!r}, and so ended the transaction that "
+                "would have committed its work and its inbox row. Do not close the connection in a handler."
             )
         raise BrokenTransaction(
             f"{consumer.name} returned with a broken transaction: it caught an error of the database, or of an atomic "
-            "block, that had aborted the transaction. Put the statement that may fail into an atomic() of its own, "
-            "and catch the error outside of it."
+            "block, that had aborted the transaction. Put the statement that may fail into a separate atomic() block, "
+            "and catch the error outside of that block."
         )
 
 
 def is_outage(error: BaseException, before: Any) -> bool:
-    """Return whether the database caused an error, not the handler: the connection from before is closed."""
+    """
+    Return whether an outage of the database caused an error, and not the handler.
+
+    Args:
+        before: the connection before the run; None if there was none.
+    """
     if isinstance(error, ClosedByHandler):
         return False
-    if before is None:  # it could not be opened, or was at its first statement
+    if before is None:  # so the connection could not be opened, or failed at its first statement
         return isinstance(error, OperationalError | psycopg.OperationalError) and not is_conflict(error)
     return before.closed and any(isinstance(cause, DatabaseError | psycopg.Error | BrokenTransaction) for cause in causes(error))

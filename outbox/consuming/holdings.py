@@ -1,4 +1,4 @@
-"""The current work of this process's workers, for its heartbeats."""
+"""What the workers of this process are doing, for its heartbeats: running handlers, and topics that cannot be received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from outbox.database.heartbeats import Handling
 
 Holdings = tuple[dict[str, str], Handling | None]
-"""Why topics cannot be received from, or are not for a while; and the handler that has been running for the longest time."""
+"""Topics that are not received -> why; and the handler that has been running for the longest time."""
 
 
 class _Worker(Protocol):
@@ -21,14 +21,14 @@ _lock = threading.Lock()
 _workers: dict[tuple[str, str], WeakValueDictionary[str, _Worker]] = {}  # broker and group -> by name
 
 
-def note_worker(alias: str, group: str, name: str, worker: _Worker) -> None:
-    """Remember a worker, as long as it exists."""
+def register_worker(alias: str, group: str, name: str, worker: _Worker) -> None:
+    """Register a worker; it is forgotten when it is garbage collected."""
     with _lock:
         _workers.setdefault((alias, group), WeakValueDictionary())[name] = worker
 
 
 def read_holdings(alias: str, group: str) -> Holdings:
-    """Return the sum of all workers of a group at a broker."""
+    """Return the combined holdings of all workers of a group at a broker."""
     with _lock:
         workers = list(_workers.get((alias, group), {}).values())
     refusals: dict[str, str] = {}

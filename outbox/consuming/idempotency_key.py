@@ -24,19 +24,20 @@ from typing import TYPE_CHECKING
 
 from outbox.errors import RetryLater
 
-if TYPE_CHECKING:  # the caller passes a client in
+if TYPE_CHECKING:  # the caller passes a client, so this module does not need the package
     from redis import Redis
 
-DONE = "done"
+DONE = "done"  # the value of a key whose effect has happened; FINISH writes it
 
-# Record that the effect has happened, unless another holder took the key over. KEYS: key; ARGV: my value, milliseconds.
+# Record that the effect has happened, unless another process took the key over. KEYS: key; ARGV: the holder's value,
+# milliseconds.
 FINISH = """
 local held = redis.call('GET', KEYS[1])
 if held == false or held == ARGV[1] then redis.call('SET', KEYS[1], 'done', 'PX', ARGV[2]) return 1 end
 return 0
 """
 
-# Delete the key if it is still mine.
+# Delete the key if it still has the holder's value. KEYS: key; ARGV: the holder's value.
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -45,8 +46,9 @@ class RedisIdempotencyKey:
     Lets one of several processes have an effect; the others skip it once it is done.
 
     Args:
-        held: after this time another process may take the key of one that has died. Must be longer than the effect takes.
-        kept: how long a finished effect is remembered. Must be longer than a message may be redelivered.
+        held: after this time another process may take over the key of a process that has died. It must be longer than the effect
+            takes.
+        kept: how long a finished effect is remembered. It must be longer than the time after which a message may be redelivered.
     """
 
     def __init__(
@@ -70,31 +72,31 @@ class RedisIdempotencyKey:
         An exception in the block deletes the key, so that the next delivery can take it.
 
         Raises:
-            RetryLater: another process holds the key. The message comes again when its time is over.
+            RetryLater: another process holds the key. The message is retried when the key has expired.
             redis.RedisError: Redis cannot be reached; the message is retried.
         """
-        name, mine = f"{self._prefix}{key}", uuid.uuid4().hex
-        if not self._take(name, mine):
+        name, holder = f"{self._prefix}{key}", uuid.uuid4().hex
+        if not self._take(name, holder):
             yield False
             return
         try:
             yield True
         except BaseException:
-            self._client.eval(RELEASE, 1, name, mine)
+            self._client.eval(RELEASE, 1, name, holder)
             raise
-        self._client.eval(FINISH, 1, name, mine, _milliseconds(self._kept))
+        self._client.eval(FINISH, 1, name, holder, _milliseconds(self._kept))
 
-    def _take(self, name: str, mine: str) -> bool:
-        """Take the key (SET NX); return False where the effect has happened."""
-        if self._client.set(name, mine, nx=True, px=_milliseconds(self._held)):
+    def _take(self, name: str, holder: str) -> bool:
+        """Take the key (SET NX); return False if the effect has happened before."""
+        if self._client.set(name, holder, nx=True, px=_milliseconds(self._held)):
             return True
         held = self._read(name)
-        if held == mine:  # the client repeated a SET whose reply was lost
+        if held == holder:  # the client has repeated a SET whose reply was lost
             return True
         if held == DONE:
             return False
-        left = timedelta(milliseconds=max(1, self._client.pttl(name)))
-        raise RetryLater(left, f"Key {name} is held by another process, for {left.total_seconds():.1f} s at most.")
+        remaining = timedelta(milliseconds=max(1, self._client.pttl(name)))
+        raise RetryLater(remaining, f"Key {name} is held by another process, for {remaining.total_seconds():.1f} s at most.")
 
     def _read(self, name: str) -> str | None:
         """Return a key's value, whether the client decodes responses or not."""

@@ -1,9 +1,9 @@
 """
-The inbox: a group handles a message once.
+The inbox: a row for each message that a group has handled, so that the group handles it once.
 
-The row is inserted first, in the handler's own transaction, together with an advisory lock that is held until the transaction
-ends. A second delivery of the message in the meantime finds the lock taken; it does not wait, and is deferred. A timeout for idle
-transactions ends the one of a frozen process.
+To claim a delivery is to insert its row, as the first statement of the handler's transaction, which also takes an advisory lock
+until the transaction ends. If the message is delivered a second time meanwhile, that delivery finds the lock taken; it does not
+wait, and is deferred. The transaction of a frozen process is ended by the server's timeout for idle transactions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outbox.consuming.register import Consumer
 from outbox.database.locks import Lock
 from outbox.message import Header
 
-IDLE_SHARE = 0.75  # of INVISIBLE; the lease thread sends a statement in each quarter
+IDLE_SHARE = 0.75  # the timeout for idle transactions, as a fraction of INVISIBLE; the lease thread sends a statement each 0.25
 
 _LOCK = f"pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %({{}})s::text))"
 _IN_TABLE = "EXISTS (SELECT FROM {} WHERE consumer_group = %(group)s::text AND message_id = %(message_id)s::uuid)"
@@ -36,44 +36,44 @@ def _claim_statement(*, is_next: str = "true", is_known: str = "false") -> str:
     """
     Return the statement that inserts an inbox row.
 
-    Nothing is written where the group has handled the key, or another process handles it now; where the message is not the next
-    one of its key (`is_next`), or is known already (`is_known`). It sets the timeout of the idle transaction to `idle`, unless
-    the database has a setting for it.
+    The row is not inserted if the group has handled the idempotency key, or another process handles it now; if the message is not
+    the next one of its order key (`is_next`); or if the group knows the message (`is_known`). The statement also sets the
+    transaction's timeout for idle time to `idle`, unless the database has a setting for that.
     """
     return f"""
 WITH l AS MATERIALIZED (
-    SELECT {_LOCK.format("key")} AS is_mine, {is_next} AS is_next, {is_known} AS is_known,
+    SELECT {_LOCK.format("key")} AS is_locked, {is_next} AS is_next, {is_known} AS is_known,
         CASE WHEN %(idle)s::text IS NOT NULL AND current_setting('idle_in_transaction_session_timeout') = '0'
             THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, %(key)s::text, %(message_id)s::uuid, %(source)s::text, %(topic)s::text, %(lane)s::smallint,
         %(number)s::bigint, %(delivery_count)s::int
-    FROM l WHERE is_mine AND is_next AND NOT is_known
+    FROM l WHERE is_locked AND is_next AND NOT is_known
     ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
     RETURNING 1
 )
-SELECT is_known, is_mine, is_next, EXISTS (SELECT FROM i) FROM l
+SELECT is_known, is_locked, is_next, EXISTS (SELECT FROM i) FROM l
 """
 
 
 _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text))
             AND NOT EXISTS (SELECT FROM outbox_deferred WHERE order_key = %(order)s::text AND dead_at IS NULL))"""
 
-# A topic without order is not asked whether the message is deferred: one that was delivered before does not come here.
+# On an unordered topic, `is_known` is not checked: a message that may be deferred was delivered before, and is not claimed.
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# Under a handler's own idempotency key, a copy of a discarded message has another key than the message's inbox row, so the
-# message is looked for by its id, under a lock of its own that was taken before.
+# With the `idempotency_key` of a handler, the key does not find the inbox row of a discarded message, which was written with the
+# message's id as its key. So the message is also looked for by its id, after LOCK_MESSAGE has taken a lock on the id.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 CLAIM_OWN_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 
-# The same for many messages of topics without order.
+# The same for many messages of unordered topics.
 CLAIM_MANY = f"""
 WITH l AS MATERIALIZED (
-    SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_mine
+    SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_locked
     FROM unnest(%(keys)s::text[], %(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[],
         %(numbers)s::bigint[], %(delivery_counts)s::int[])
         WITH ORDINALITY g (key, message_id, source, topic, lane, number, delivery_count, place)
@@ -82,15 +82,15 @@ WITH l AS MATERIALIZED (
         THEN set_config('idle_in_transaction_session_timeout', %(idle)s::text, true) END
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
-    SELECT %(group)s::text, key, message_id, source, topic, lane, number, delivery_count FROM l WHERE is_mine
+    SELECT %(group)s::text, key, message_id, source, topic, lane, number, delivery_count FROM l WHERE is_locked
     ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
     RETURNING idempotency_key, message_id
 )
-SELECT is_mine, i.message_id IS NOT NULL
+SELECT is_locked, i.message_id IS NOT NULL
 FROM t, l LEFT JOIN i ON i.idempotency_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
-# Another message was handled under the same idempotency key: record that the number of this one has arrived too.
+# Record that the number of a message has arrived, too, if another message with the same idempotency key was handled.
 ARRIVED_TOO = """
 INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number)
 SELECT %(group)s, %(message_id)s::text, %(message_id)s, %(source)s, %(topic)s, %(lane)s::smallint, %(number)s::bigint
@@ -103,22 +103,22 @@ ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
 
 
 class Claim(enum.Enum):
-    """The result of a claim."""
+    """The result of claiming a delivery."""
 
-    MINE = enum.auto()
+    CLAIMED = enum.auto()  # the handler has to be called
     KNOWN = enum.auto()  # the group has ended or deferred it
-    BUSY = enum.auto()  # another process handles it now
+    BUSY = enum.auto()  # another process handles it, or its idempotency key, now
     BEHIND = enum.auto()  # an earlier message of its key is deferred, or being handled
 
 
 class InboxEntry(msgspec.Struct, frozen=True):
     """
-    A message that a group is about to handle.
+    A delivery of a message that a group is about to handle.
 
     Args:
-        key: identifies duplicates: the handler's own idempotency key, or that of the message.
-        message_key: that of the message.
-        order_key: of a key on an ordered topic; None on others.
+        key: the idempotency key, by which duplicates are found: the value of the handler's `idempotency_key`, or `message_key`.
+        message_key: the idempotency key that identifies the message itself.
+        order_key: identifies the message's key on an ordered topic; None if nothing orders the message.
     """
 
     arrival: DeliveryInfo
@@ -129,18 +129,19 @@ class InboxEntry(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, delivery: Delivery, consumer: Consumer, message: object) -> Self:
         """Return the entry of a delivery."""
-        own = consumer.idempotency_key(message) if consumer.idempotency_key else None
+        handler_key = consumer.idempotency_key(message) if consumer.idempotency_key else None
         message_key = idempotency_key_of(delivery.message_id, delivery.headers.get(Header.SOURCE, ""), delivery.topic)
         # The subject keeps the keys of a group's handlers apart from each other, and from message ids.
-        key = message_key if own is None else as_key(f"{consumer.subject}:{own}")
+        key = message_key if handler_key is None else as_key(f"{consumer.subject}:{handler_key}")
         return cls(DeliveryInfo.of(delivery), key, message_key, order_key_of(delivery))
 
 
 def claim(entry: InboxEntry, using: str) -> Claim:
     """
-    Insert the inbox row in the caller's transaction, and limit its idle time to less than `INVISIBLE`.
+    Insert the inbox row in the caller's transaction, and limit the idle time of that transaction to less than `INVISIBLE`.
 
-    So the transaction has ended when the message is delivered again. The transaction around a test is not limited.
+    So if this process freezes, the transaction has ended before the message is delivered again. The transaction around a test is
+    not limited.
     """
     values = {**asdict(entry.arrival), "key": entry.key, "order": entry.order_key, "idle": idle_limit(using)}
     if entry.key == entry.message_key:
@@ -153,41 +154,41 @@ def claim(entry: InboxEntry, using: str) -> Claim:
                 return Claim.BUSY
     kept = database.kept_cursor(using, statement)
     kept.execute(statement, values)
-    is_known, is_mine, is_next, is_new = kept.cursor.fetchone()  # the result is here already: there is no error to translate
+    is_known, is_locked, is_next, is_new = kept.cursor.fetchone()  # no error can occur here, so Django need not translate it
     if is_known:
         return Claim.KNOWN
-    if not is_mine:
+    if not is_locked:
         return Claim.BUSY
     if not is_next:
         return Claim.BEHIND
-    return Claim.MINE if is_new else Claim.KNOWN
+    return Claim.CLAIMED if is_new else Claim.KNOWN
 
 
 def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
-    """Insert inbox rows as `claim` does, in one statement. Of several entries with one key, only one can be MINE."""
+    """Insert inbox rows as `claim` does, in one statement. Of several entries with one key, only one can be CLAIMED."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
     with database.bound_cursor(using) as cursor:
         cursor.execute(CLAIM_MANY, {"group": entries[0].arrival.group, "keys": keys, "idle": idle_limit(using), **columns})
         rows = cursor.fetchall()
     claims, seen = [], set()
-    for entry, (is_mine, is_new) in zip(entries, rows, strict=True):
-        name = (entry.key, entry.arrival.message_id)  # the row names the message that it was written for
+    for entry, (is_locked, is_new) in zip(entries, rows, strict=True):
+        name = (entry.key, entry.arrival.message_id)  # the statement joins the new rows by both
         is_copy = name in seen
         seen.add(name)
-        claims.append(Claim.BUSY if not is_mine else Claim.MINE if is_new and not is_copy else Claim.KNOWN)
+        claims.append(Claim.BUSY if not is_locked else Claim.CLAIMED if is_new and not is_copy else Claim.KNOWN)
     return claims
 
 
 def idle_limit(using: str) -> str | None:
-    """Return how many milliseconds the transaction may be idle; None inside the transaction of a test."""
+    """Return the timeout for idle transactions in milliseconds, as a text; None in the transaction of a test."""
     if len(connections[using].atomic_blocks) > 1:
         return None
     return str(int(max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))))
 
 
 def drop(entry: InboxEntry, using: str) -> None:
-    """Record that a delivery was dropped, because the group knows its message, or has handled another one with its key."""
+    """Record that a delivery was dropped, because the group knows the message, or another one with its idempotency key."""
     record_duplicate(entry.arrival, using)
     if entry.key != entry.message_key:
         with connections[using].cursor() as cursor:

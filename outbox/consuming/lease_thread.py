@@ -1,10 +1,11 @@
 """
-The deliveries that a worker holds, and the thread that looks after them while a handler runs.
+The lease thread of a worker: it keeps the deliveries that the worker holds while a handler runs.
 
-A handler may be slow: the thread renews its delivery at the broker, keeps its idle transaction alive, defers the deliveries that
-wait behind it, and interrupts it at its time limit. If that does not help, the thread ends the process, unless the process runs
-other work, too. The inbox sets a timeout of most of `INVISIBLE` for idle transactions, so that the server ends that of a frozen
-process; the thread of a live process sends a statement from time to time.
+A handler may be slow. Meanwhile the thread renews the worker's deliveries at the broker, keeps the handler's idle transaction
+alive, defers the deliveries that wait behind the handler, and interrupts the handler at its time limit. If the handler does not
+end, the thread ends the process, unless the process runs other work, too. The inbox sets a timeout for idle transactions that is
+shorter than `INVISIBLE`, so that the server ends the transaction of a frozen process before the message is redelivered. In a live
+process the thread keeps that timeout from expiring: it sends a statement at most every TOUCH_SECONDS.
 """
 
 from __future__ import annotations
@@ -36,34 +37,36 @@ from outbox.shutdown import give_up_handler
 
 logger = get_logger(__name__)
 
-SLOW_SECONDS = 1.0  # a handler that runs for longer keeps no other deliveries waiting
-LOOK_SECONDS = 0.25
-TOUCH_SECONDS = 5.0  # maximum time between two statements in a handler's idle transaction
-RENEWALS = 3  # in each INVISIBLE
-INTERRUPT_SECONDS = 1.0  # between two interruptions of a handler beyond its time limit
-GIVE_UP_SECONDS = 10.0  # beyond its time limit; more than a coroutine has to end (`register.CANCEL_SECONDS`)
+SLOW_SECONDS = 1.0  # when a handler has run for this time, the deliveries that wait behind it are deferred
+CHECK_SECONDS = 0.25  # interval of the checks of a running handler
+TOUCH_SECONDS = 5.0  # maximum interval of the statements that keep an idle transaction alive
+RENEWALS = 3  # a delivery is renewed this many times within INVISIBLE
+INTERRUPT_SECONDS = 1.0  # interval of the interruptions of a handler after its time limit
+GIVE_UP_SECONDS = 10.0  # after the time limit; longer than `register.CANCEL_SECONDS`, in which a coroutine has to end
 REPORTED_AFTER = 5  # a handler that runs for this many times INVISIBLE is reported
 
-_serial = itertools.count(1)
+_worker_numbers = itertools.count(1)
 
 
 class Held(msgspec.Struct):
     """A delivery that a worker holds, with its current receipt, which a renewal may change."""
 
     delivery: Delivery
-    is_lost: bool = False  # it has expired, or another worker has it
+    is_lost: bool = False  # could not be renewed: it has expired, or another worker has it
 
 
 class LeaseThread:
     """
-    Holds the deliveries of a worker, and has the thread that renews them. The worker's own thread makes every call; the lease
-    thread starts with the first handler.
+    Holds the deliveries of a worker, and renews them in another thread, which starts with the first handler.
+
+    Only the worker's own thread calls the public methods, except `running`.
 
     Args:
         stop: set when the worker should end.
-        worker: its name, for logs.
-        beat: sends a heartbeat while a handler runs, where nothing else in the process does.
-        unload: defers deliveries that wait behind a slow handler, and acknowledges them and those that are done.
+        worker: the worker's name, for logs.
+        beat: sends a heartbeat while a handler runs; None if something else in the process does.
+        unload: called with the deliveries that wait behind a slow handler, and those that are done; defers the former, and
+            acknowledges both.
     """
 
     def __init__(
@@ -85,63 +88,63 @@ class LeaseThread:
         self._taken: list[Held] = []
         self._done: list[Held] = []
         self._renewed_at = 0.0
-        self._work: _Work | None = None
-        self._lock = threading.Lock()  # so that a delivery is not renewed and settled at the same time
+        self._work: _RunningHandler | None = None
+        self._lock = threading.Lock()  # guards the deliveries, so that none is renewed and acknowledged at the same time
         self._thread: threading.Thread | None = None
         self._wake, self._closed = threading.Event(), threading.Event()
         self._is_asleep = True
 
     def hold(self, broker: Receives, works: Iterable[Sequence[Delivery]], *, received_at: float) -> None:
-        """Hold received deliveries; each sequence is handled together."""
+        """Hold received deliveries, in lists that are handled together."""
         with self._lock:
             self._broker = broker
             self._waiting = deque([Held(delivery) for delivery in work] for work in works)
             self._taken, self._done, self._renewed_at = [], [], received_at
 
     def take(self) -> list[Held]:
-        """Return the deliveries to handle next; an empty list where none wait."""
+        """Return the deliveries to handle next; an empty list if none wait."""
         with self._lock:
-            if time.monotonic() - self._renewed_at >= self._invisible:  # others may have them
+            if time.monotonic() - self._renewed_at >= self._invisible:  # expired, so others may have received them
                 self._waiting.clear()
             self._taken = self._waiting.popleft() if self._waiting else []
             return self._taken
 
     def done(self, held: Held) -> None:
-        """Mark a delivery as one to be acknowledged."""
+        """Mark a delivery as done, so that it is acknowledged."""
         with self._lock:
             self._taken = [other for other in self._taken if other is not held]
             self._done.append(held)
 
     def end_done(self) -> list[Delivery]:
-        """Stop looking after deliveries that are done, and return them to be acknowledged."""
+        """Stop renewing the deliveries that are done, and return them, to be acknowledged."""
         with self._lock:
             done, self._done = self._done, []
             return [held.delivery for held in done]
 
     def end_waiting(self) -> list[Delivery]:
-        """Stop looking after deliveries that are not done, and return them."""
+        """Stop renewing the deliveries that are not done, and return them."""
         with self._lock:
-            left = [*self._taken, *(held for work in self._waiting for held in work)]
+            remaining = [*self._taken, *(held for work in self._waiting for held in work)]
             self._waiting.clear()
             self._taken = []
-            return [held.delivery for held in left]
+            return [held.delivery for held in remaining]
 
     @contextmanager
     def handler_at_work(self, connection: psycopg.Connection[Any], consumer: Consumer, delivery: Delivery) -> Iterator[None]:
-        """Look after the handler that runs in the block with a message, in this thread and over this connection."""
-        work = self._work = _Work(connection, consumer, delivery)
-        self._begin()
+        """Watch the handler that runs in the block, in this thread, with a message and over a connection."""
+        work = self._work = _RunningHandler(connection, consumer, delivery)
+        self._wake_thread()
         try:
             yield
         finally:
-            work.is_over = True  # first, since a time limit may interrupt the next line
+            work.is_over = True  # first, since TimeLimitExceeded may be raised at the next line
             with work.lock:
                 pass
             if self._work is work:
                 self._work = None
 
     def running(self) -> Handling | None:
-        """Return the handler that runs now, from any thread; None if none does."""
+        """Return the running handler, None if none runs; may be called from any thread."""
         work = self._work
         if work is None:
             return None
@@ -159,7 +162,7 @@ class LeaseThread:
         self._closed.set()
         self._wake.set()
 
-    def _begin(self) -> None:
+    def _wake_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"outbox lease thread of {self.worker}", daemon=True)
             self._thread.start()
@@ -167,24 +170,24 @@ class LeaseThread:
             self._wake.set()
 
     def _run(self) -> None:
-        pause = min(LOOK_SECONDS, self._invisible / 10)
+        pause = min(CHECK_SECONDS, self._invisible / 10)
         while not self._closed.is_set():
-            self._is_asleep = True  # before the check: a handler that begins after it wakes this thread
+            self._is_asleep = True  # before the check, so that a handler that begins just after the check wakes this thread
             if self._work is None:
                 self._wake.wait()
             self._is_asleep = False
             self._wake.clear()
             self._closed.wait(pause)
             if (work := self._work) is not None:
-                self._look(work)
+                self._check(work)
 
-    def _look(self, work: _Work) -> None:
+    def _check(self, work: _RunningHandler) -> None:
         now = time.monotonic()
         runs_for = now - work.began_at
         limit = work.consumer.time_limit
         try:
             if limit is not None and runs_for >= limit.total_seconds():
-                work.break_off()
+                work.interrupt()
                 if runs_for >= limit.total_seconds() + GIVE_UP_SECONDS and work.give_up():
                     self._report_given_up(work, limit)
             elif now - work.touched_at >= min(self._invisible / 4, TOUCH_SECONDS):
@@ -194,20 +197,21 @@ class LeaseThread:
                 self._report_slow(work)
             with self._lock:
                 self._unload_waiting(work, runs_for)
-                self._renew(now, is_given_up=work.is_broken_off)
+                self._renew(now, is_given_up=work.is_interrupted)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
-                self._beat_at = now  # first, so that a database that is away is not asked more often
+                self._beat_at = now  # first, so that an error (the database is unavailable) does not cause more frequent tries
                 self._beat()
         except (BrokerUnavailable, psycopg.OperationalError) as error:
-            logger.warning("The deliveries of worker %s could not be renewed: %s", self.worker, str(error).strip())
+            logger.warning("The lease thread of worker %s failed, and tries again: %s", self.worker, str(error).strip())
         except Exception:
-            logger.exception("The deliveries of worker %s could not be renewed.", self.worker)
+            logger.exception("The lease thread of worker %s failed, and tries again.", self.worker)
 
-    def _unload_waiting(self, work: _Work, runs_for: float) -> None:
+    def _unload_waiting(self, work: _RunningHandler, runs_for: float) -> None:
         """
         Defer the messages that wait behind a slow handler.
 
-        Messages of the key that it handles stay: they would get before it if it fails.
+        Messages of the same key stay. If they were deferred, and the handler then failed, they would be stored, and handled,
+        before the failed message.
         """
         if self._unload is None or runs_for < min(SLOW_SECONDS, self._invisible / 4) or not (self._waiting or self._done):
             return
@@ -235,13 +239,13 @@ class LeaseThread:
         for entry, delivery in zip(held, renewed, strict=True):
             entry.is_lost = delivery is None
             entry.delivery = delivery or entry.delivery
-        self._waiting = deque(left for work in self._waiting if (left := [entry for entry in work if not entry.is_lost]))
+        self._waiting = deque(kept for work in self._waiting if (kept := [entry for entry in work if not entry.is_lost]))
 
-    def _report_given_up(self, work: _Work, limit: timedelta) -> None:
+    def _report_given_up(self, work: _RunningHandler, limit: timedelta) -> None:
         effect = (
-            "This process ends, so that its supervisor starts it anew"
+            "This process ends, so that its supervisor starts it again"
             if work.ends_process
-            else "This process does not end, because it runs other work, too: restart it, since the handler keeps one of its "
+            else "This process does not end, because it runs other work, too. Restart it, since the handler occupies one of its "
             "threads. Of Celery's pools, only prefork can end a process"
         )
         self._alert(
@@ -249,27 +253,28 @@ class LeaseThread:
             f"{work.consumer.name} of group {work.consumer.group!r} still runs {GIVE_UP_SECONDS:.0f} s after its time_limit of "
             f"{limit.total_seconds():g} s: it caught TimeLimitExceeded, or is in a call that Python cannot interrupt. "
             f"{effect}. The transaction is rolled back, and the message is delivered again. Do not catch BaseException in the "
-            "handler, and set a time-out for each of its calls.",
+            "handler, and set a timeout for each of its calls.",
         )
 
-    def _report_slow(self, work: _Work) -> None:
+    def _report_slow(self, work: _RunningHandler) -> None:
         self._alert(
             work,
             f"{work.consumer.name} of group {work.consumer.group!r} has been handling a message for more than "
             f"{REPORTED_AFTER} x OUTBOX['CONSUMER']['INVISIBLE']. Find out what it waits for, or set a time_limit.",
         )
 
-    def _alert(self, work: _Work, text: str) -> None:
+    def _alert(self, work: _RunningHandler, text: str) -> None:
         name, group = work.consumer.name, work.consumer.group
         logger.error(text, extra=log_fields(group=group, topic=work.consumer.topic))
         signals.alert.send_robust(sender=Consumer, reason=text, details={"group": group, "handler": name})
 
 
-class _Work(msgspec.Struct):
+class _RunningHandler(msgspec.Struct):
     """
     A running handler.
 
-    The lock is held to end it and to use its connection: a statement after its COMMIT would open a transaction.
+    `lock` is held to set its end, to interrupt it, and to use its connection. Otherwise a statement of the lease thread could be
+    sent after the COMMIT of the handler's transaction, and would open another one.
     """
 
     connection: psycopg.Connection[Any]
@@ -280,14 +285,14 @@ class _Work(msgspec.Struct):
     lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     touched_at: float = msgspec.field(default_factory=time.monotonic)
     is_over: bool = False
-    is_broken_off: bool = False
+    is_interrupted: bool = False
     interrupted_at: float = float("-inf")
     is_given_up: bool = False
     ends_process: bool = False
     is_reported: bool = False
 
     def keep_alive(self) -> None:
-        """Send a statement if the connection is idle."""
+        """Send a statement in the handler's transaction if the connection is idle."""
         with self.lock:
             if self.is_over or self.connection.lock.locked():
                 return
@@ -296,7 +301,7 @@ class _Work(msgspec.Struct):
                     psycopg.Cursor(self.connection).execute("SELECT 1")
         self.touched_at = time.monotonic()
 
-    def break_off(self) -> None:
+    def interrupt(self) -> None:
         """
         Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
 
@@ -305,7 +310,7 @@ class _Work(msgspec.Struct):
         """
         now = time.monotonic()
         with self.lock:
-            self.is_broken_off = True
+            self.is_interrupted = True
             if self.is_over:
                 return
             if not self.consumer.is_async and now - self.interrupted_at >= INTERRUPT_SECONDS:
@@ -313,10 +318,10 @@ class _Work(msgspec.Struct):
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(TimeLimitExceeded))
             if self.connection.lock.locked():
                 with suppress(psycopg.Error):
-                    self.connection.cancel_safe(timeout=LOOK_SECONDS)
+                    self.connection.cancel_safe(timeout=CHECK_SECONDS)
 
     def give_up(self) -> bool:
-        """End the process, if it may exit, without waiting for the handler; return whether this is the first call."""
+        """End the process without waiting for the handler, if the process may exit; return whether this is the first call."""
         with self.lock:
             if self.is_over or self.is_given_up:
                 return False
@@ -325,12 +330,12 @@ class _Work(msgspec.Struct):
             return True
 
 
-def affordable(most: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before waiting ones are deferred: at least one, and not more than `most`."""
+def affordable(maximum: int, invisible: timedelta, seconds_per_message: float) -> int:
+    """Return how many messages can be handled before the waiting ones are deferred: at least 1, at most `maximum`."""
     seconds = min(invisible.total_seconds() / 2, SLOW_SECONDS)
-    return max(1, min(most, int(seconds / max(seconds_per_message, 1e-6))))
+    return max(1, min(maximum, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 def new_worker_name() -> str:
-    """Return a unique name for a worker: process and a number."""
-    return f"{heartbeats.instance()}:{next(_serial)}"
+    """Return a unique name for a worker, made of its process and a number."""
+    return f"{heartbeats.instance()}:{next(_worker_numbers)}"

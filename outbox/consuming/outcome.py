@@ -1,9 +1,9 @@
 """
-The outcome of a delivery, or of a run of a deferred message; after an error, `judge` decides it.
+The outcome of a delivery, or of a run of a deferred message. After an error, `decide_deferral` decides about the message.
 
-Two things are counted of a deferred message: failures of its handler, and crashes, which are runs that were begun and of which no
-end is known. The broker's count of deliveries brings no message closer to its limit: deployments, outages and slow handlers of
-other messages cause deliveries too. Source: docs/explanation/deliveries.md.
+Two numbers count against a message: failures of its handler, and crashes, which are runs that have begun and whose end is not
+recorded. The broker's count of deliveries does not count against it, since deployments, outages and slow handlers of other
+messages also cause deliveries. Source: docs/explanation/deliveries.md.
 """
 
 from __future__ import annotations
@@ -26,40 +26,42 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# The pauses of messages of a newer version, whose code may be deployed soon: 16 retries, a minute to two hours apart, about
-# 9 hours in all.
+# The retries of messages that this process has no code for, which may be deployed soon: 16 retries at intervals of a minute to
+# two hours, about 9 hours in all.
 RETRY_FOR_CODE = RetryPolicy(limit=16, delays=conf.RETRY_DELAYS[4:])
 
-# The pauses after conflicts of the database, which are not failures of the handler. The last delay is used for all further ones.
+# The delays after conflicts of transactions, which are not failures of the handler. The last delay is used for all further ones.
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
 CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 
-LONGEST_WAIT = timedelta(days=365)  # later dates may be out of the database's range
+MAX_DELAY = timedelta(days=365)  # of RetryLater: the date after a longer delay could exceed the range of the database
 
 
 class Outcome(enum.StrEnum):
     """The outcome of a delivery. After all but the last one, a worker acknowledges it."""
 
     HANDLED = "handled"
-    DUPLICATE = "duplicate"  # the group knew it before
+    DUPLICATE = "duplicate"  # the group has handled, discarded or deferred the message before
     IGNORED = "ignored"  # no live process of the group has a handler for it
     DEFERRED = "deferred"
-    DEAD_LETTER = "dead letter"  # deferred, and not run again by itself
-    RELEASED = "released"  # the database is away, so nothing could be written
+    DEAD_LETTER = "dead letter"  # stored, and run again only if an operator replays it
+    RELEASED = "released"  # nothing could be written, since the database is unavailable, so the broker delivers it again
 
 
 class HandlingResult(msgspec.Struct, frozen=True):
     """
+    The result of handling a delivery, or of running a deferred message.
+
     Args:
-        order_key: the key whose later messages have to be deferred, too; None for all others.
-        is_failure: its handler failed.
-        ends_with: the exception that the worker raises when the delivery is settled.
+        order_key: the key of a deferred message on an ordered topic, whose later messages are deferred, too; otherwise None.
+        is_failure: the handler failed.
+        error_to_raise: the exception that the worker has to raise after it has settled the delivery.
     """
 
     outcome: Outcome
     order_key: str | None = None
     is_failure: bool = False
-    ends_with: BaseException | None = None
+    error_to_raise: BaseException | None = None
 
 
 HANDLED = HandlingResult(Outcome.HANDLED)
@@ -68,39 +70,39 @@ IGNORED = HandlingResult(Outcome.IGNORED)
 RELEASED = HandlingResult(Outcome.RELEASED)
 
 
-def judge(
+def decide_deferral(
     group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, failures: int = 0, runs: int = 1
 ) -> Deferral:
     """
-    Decide what becomes of a message after an error.
+    Decide whether a message is retried, and when, or becomes a dead letter after an error.
 
     Args:
-        consumer: its handler; None where there is none, or it was not looked for.
-        failures: how often the handler has raised before.
-        runs: how often the message was run, this time included.
+        consumer: the message's handler; None if it has none, or the error occurred before its handler was known.
+        failures: how often the handler has failed with the message before.
+        runs: how often the message was run, including this time.
     """
-    told = partial(Deferral, failures=failures, error=describe(error), fingerprint=fingerprint(error))
+    make_deferral = partial(Deferral, failures=failures, error=describe(error), fingerprint=fingerprint(error))
     if isinstance(error, RetryLater):
-        return told(Reason.FAILED, max(timedelta(0), min(error.after, LONGEST_WAIT)))
+        return make_deferral(Reason.FAILED, max(timedelta(0), min(error.after, MAX_DELAY)))
     if is_conflict(error):
-        return told(Reason.FAILED, RetryPolicy(delays=CONFLICT_DELAYS).delay(runs))
+        return make_deferral(Reason.FAILED, RetryPolicy(delays=CONFLICT_DELAYS).delay(runs))
     if isinstance(error, Reject):
-        return told(Reason.FAILED, is_dead=True, error=text_of(error) or "rejected by its handler")
+        return make_deferral(Reason.FAILED, is_dead=True, error=text_of(error) or "rejected by its handler")
     if consumer is None and isinstance(error, UnknownMessageType):
-        return told(Reason.NO_HANDLER, crashes=int(delivery.delivery_count > 1))
+        return make_deferral(Reason.NO_HANDLER, crashes=int(delivery.delivery_count > 1))
     policy = RETRY_FOR_CODE if consumer is None or isinstance(error, UnknownMessageType) else consumer.retry
     if isinstance(error, NeverEnded | UnreadableBody):
-        told = partial(told, error=text_of(error))
+        make_deferral = partial(make_deferral, error=text_of(error))
     else:
-        told = partial(told, failures=failures + 1)
-        is_exit = not isinstance(error, Exception) and Exception in policy.on  # SystemExit in a handler is one of its errors
+        make_deferral = partial(make_deferral, failures=failures + 1)
+        is_exit = not isinstance(error, Exception) and Exception in policy.on  # SystemExit is treated like other errors
         if (is_exit or isinstance(error, policy.on)) and policy.allows(failures + 1):
-            return told(Reason.FAILED, policy.delay(failures + 1))
-    concerned = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
-    if not any(other.is_ordered and other.on_dead == "block" for other in concerned):
-        return told(Reason.FAILED, is_dead=True)
-    crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # it has to be run again
-    return told(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
+            return make_deferral(Reason.FAILED, policy.delay(failures + 1))
+    handlers = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
+    if not any(other.is_ordered and other.on_dead == "block" for other in handlers):
+        return make_deferral(Reason.FAILED, is_dead=True)
+    crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # one below the limit, so that it is run again
+    return make_deferral(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -108,14 +110,14 @@ def is_conflict(error: BaseException) -> bool:
     return any(getattr(cause, "sqlstate", None) in CONFLICTS for cause in causes(error))
 
 
-def tell(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:
+def report_failure(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:
     """
     Log a failed delivery, with a traceback if the error is new to this process or the message becomes a dead letter.
 
-    Receivers of `signals.dead_lettered`, and of `signals.alert` where it blocks its key, are called.
+    Also send `signals.dead_lettered` if it becomes a dead letter, and `signals.alert` if it blocks its key.
     """
-    is_told = isinstance(error, RetryLater | Reject)  # the handler says all there is to say
-    is_traced = not is_told and (is_new_error(error) or deferral.is_dead)
+    is_explained = isinstance(error, RetryLater | Reject)  # the handler has explained it, so no traceback is needed
+    is_traced = not is_explained and (is_new_error(error) or deferral.is_dead)
     logger.log(
         logging.ERROR if deferral.is_dead else logging.WARNING,
         "Message %s on topic %r, delivery %s to group %r: %s. %s",
@@ -123,7 +125,7 @@ def tell(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:
         delivery.topic,
         delivery.delivery_count,
         delivery.group,
-        "given up" if deferral.is_dead else f"retry in {deferral.after.total_seconds():.1f} s",
+        "dead letter" if deferral.is_dead else f"retry in {deferral.after.total_seconds():.1f} s",
         describe(error),
         exc_info=error if is_traced else None,
         extra=fields_of(delivery),
@@ -134,8 +136,8 @@ def tell(delivery: Delivery, deferral: Deferral, error: BaseException) -> None:
     if deferral.is_blocking:
         text = (
             f"Message {delivery.message_id} cannot be handled ({deferral.error}); in topic {delivery.topic!r} it holds back all "
-            f"later messages of the key {delivery.key!r} from group {delivery.group!r}. Correct the handler, or have it raise "
-            "Reject for this message."
+            f"later messages of the key {delivery.key!r} from group {delivery.group!r}. Correct the handler, or raise "
+            "outbox.Reject in it for this message."
         )
         logger.error(text, extra=fields_of(delivery))
         signals.alert.send_robust(sender=Consumer, reason=text, details=details)

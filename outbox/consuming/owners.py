@@ -1,4 +1,8 @@
-"""Set the owners of consumer groups at brokers, so that two projects do not share a group."""
+"""
+Set the owners of consumer groups at brokers, so that two projects do not share a group.
+
+The owner of a group is the outbox in the database of its inbox, named by its source id and project.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from outbox.errors import NotMigrated
 
 
 def set_owner(broker: Receives, group: str, using: str, **more: Any) -> None:
-    """Set the owner of a group at a broker, with more arguments of its `set_owner`: the outbox in the database of its inbox."""
+    """Set the owner of a group, the outbox in database `using`, at a broker; `more` arguments go to the broker's `set_owner`."""
     broker.set_owner(group, *require_identity(database.raw(using)), **more)
 
 
-# Those with numbers have an index.
+# Topics from which a group has received. `number IS NOT NULL`, since only numbered rows are in the index.
 KNOWN_TOPICS = """
 SELECT topic FROM unnest(%(topics)s::text[]) topic
 WHERE EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s AND i.topic = topic.topic AND i.number IS NOT NULL)
@@ -30,19 +34,19 @@ OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND 
 """
 
 
-def introduce(broker: Receives, group: Group) -> None:
-    """Set the owner and the known topics of a group at a broker, before the first `receive`."""
+def set_owner_and_topics(broker: Receives, group: Group) -> None:
+    """Tell a broker a group's owner, and the topics from which it has received before; call this before the first `receive`."""
     rows = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
     set_owner(broker, group.name, group.using, known_topics=[topic for (topic,) in rows])
 
 
 def take_over(chosen: Sequence[Group]) -> None:
     """
-    Make the databases of groups their owners, in place of the present ones.
+    Make this project's databases the owners of groups, instead of the current owners.
 
     Raises:
-        NotMigrated, OtherProject: a database cannot be the inbox of a group. All groups stay as they are.
-        BrokerUnavailable: a broker did not change the owner of a group. The groups before it were taken over.
+        NotMigrated, OtherProject: a database cannot be the inbox of a group. No owner was changed.
+        BrokerUnavailable: a broker did not change the owner of a group. The groups before this one were taken over.
     """
     for group in chosen:
         database.ensure_fit(group.using, database.raw(group.using))
@@ -53,7 +57,7 @@ def take_over(chosen: Sequence[Group]) -> None:
 
 
 def set_owners(broker: Broker) -> None:
-    """Set the owners of the project's groups at a broker, except where a database has no outbox or cannot be reached."""
+    """Set the owners of the project's groups at a broker, except groups whose database has no outbox or is unavailable."""
     databases = database.outbox_databases()
     for group in groups().values():
         if broker.alias in group.brokers and group.using in databases:

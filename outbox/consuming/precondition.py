@@ -1,5 +1,5 @@
 """
-Optimistic locking, another way to idempotence: a row is only updated while it has the state or version in which it was read.
+Optimistic locking, another means to idempotence: a row is only updated while it has the state or version in which it was read.
 
 Where the inbox asks "did I handle this message?", a precondition asks "is the row still as expected?". It needs no inbox row, and
 also protects against writers that are not consumers, such as a form in the admin or another service.
@@ -49,7 +49,7 @@ def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **cha
 
 def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **changes: Any) -> None:
     """
-    Update as `update_if()` does, and raise where no row meets the condition.
+    Update rows as `update_if()` does; raise an error if no row meets the condition.
 
     Raises:
         StaleRow: no row met the condition; the text has the current values.

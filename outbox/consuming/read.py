@@ -1,4 +1,4 @@
-"""Decode a delivery to the message that its handler receives."""
+"""Find the handler of a delivery, and decode the message that it receives."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from outbox.consuming.register import Consumer, Group
 from outbox.errors import UnknownMessageType, UnreadableBody
 from outbox.message import Header, Message, message_type
 
-NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last for arrays in arrays
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # RecursionError: deeply nested arrays
 
 
 def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     """
-    Return the group's handler of a message; None where its handlers are for other messages of the topic.
+    Return the group's handler of a message; None if its handlers take only other messages of the topic.
 
     Raises:
         UnknownMessageType: no module defines the type, and no handler takes all messages of the topic.
@@ -39,7 +39,7 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
     Decode a message for its handler.
 
     Raises:
-        UnreadableBody, UnknownMessageType: as of `read_as`.
+        UnreadableBody, UnknownMessageType: see `read_as`.
     """
     return _read_plain(delivery) if consumer.type is None else read_as(consumer.type, delivery)
 
@@ -48,9 +48,9 @@ def read_as(kind: type[Message], delivery: Delivery) -> Message:
     """
     Decode a message of a type.
 
-    A body that does not fit its type never will, so the message becomes a dead letter at once; an operator replays it when the
-    type, or an upgrade, was corrected. A body of a newer version is retried instead: this process may be the older release of a
-    deployment in progress.
+    If the body does not fit the type, retries would not help, so the message becomes a dead letter at once; an operator replays
+    it after the type, or an upgrade, was corrected. If the body has a newer version, the message is retried: this process may run
+    the older release during a deployment.
 
     Raises:
         UnreadableBody: the body does not fit the type, or is not valid JSON; the text names the field.
@@ -61,7 +61,7 @@ def read_as(kind: type[Message], delivery: Delivery) -> Message:
         return kind.from_body(delivery.body, version)
     except NOT_JSON as error:
         if version is not None and version > kind._meta.version:
-            raise _newer(kind, version, delivery, error) from error
+            raise _newer_version_error(kind, version, delivery, error) from error
         raise UnreadableBody(
             f"The body of message {delivery.message_id} does not fit {kind._meta.type}: {error}.",
             hint="Correct the type, or add an upgrade from the older version, and replay the dead letter.",
@@ -79,12 +79,12 @@ def _read_plain(delivery: Delivery) -> Any:
 
 
 def version_of(delivery: Delivery) -> int | None:
-    """Return the version of a message's type; None where it has none."""
+    """Return the version of a message's type; None if the message names none."""
     version = delivery.headers.get(Header.VERSION, "")
     return int(version) if version.isdecimal() and len(version) < 10 else None
 
 
-def _newer(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> UnknownMessageType:
+def _newer_version_error(type_: type[Message], version: int, delivery: Delivery, error: Exception) -> UnknownMessageType:
     return UnknownMessageType(
         f"Message {delivery.message_id} is {type_._meta.type} of version {version}; this process knows it up to version "
         f"{type_._meta.version}, which the body does not fit: {error}.",

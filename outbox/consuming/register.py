@@ -1,7 +1,7 @@
 """
-Which function handles which messages, and how: `@consumer` with its `RetryPolicy`, and the groups that follow from it.
+Register handlers of messages: `@consumer` with its `RetryPolicy`, and the consumer groups that its arguments name.
 
-A handler that is a coroutine function is run by the worker's thread.
+A handler may be a coroutine function: the worker's thread runs it to its end, as any other handler.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from outbox.message import Message, TopicType
 
 Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
 OnDead = Literal["block", "skip"]
-NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}  # names that say that the arguments were taken for others
-FORMER = {
+# A first argument of such a name shows that the function expects other arguments.
+NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}
+REMOVED_OPTIONS = {
     "dedupe": "It is called idempotency_key.",
-    "ordered": 'Leave it out. A topic keeps order where OUTBOX["TOPICS"] gives it the TYPE "fifo".',
+    "ordered": 'Remove the option. A topic keeps order if its TYPE in OUTBOX["TOPICS"] is "fifo".',
 }
-CANCEL_SECONDS = 5.0  # a cancelled coroutine has this time to end
-MOST_AT_ONCE = 500  # each message holds a lock until its transaction ends: locks.md
+CANCEL_SECONDS = 5.0  # how long a cancelled coroutine may take to end
+MAX_BATCH_SIZE = 500  # each message holds an advisory lock until the transaction ends; see docs/explanation/locks.md
 
 M = TypeVar("M", contravariant=True)
 C = TypeVar("C", contravariant=True)
@@ -71,7 +72,7 @@ class PlainHandlerClass(Protocol[M]):
 
 
 class Decorator(Protocol[T, U]):
-    """Decorates a callable of a T (message, or list of messages) and perhaps a U (context, or list of contexts)."""
+    """Decorates a callable that takes a T (message, or list of messages) and optionally a U (context, or list of contexts)."""
 
     @overload
     def __call__(self, target: type[HandlerClass[T, U]] | type[PlainHandlerClass[T]], /) -> Any: ...
@@ -89,7 +90,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         limit: number of retries after the first failure; 0 for none. Errors of the handler count, deliveries do not:
             docs/explanation/deliveries.md.
         delays: the delays before the first retry, the second, …; the last one is used for all further ones.
-        jitter: each delay is randomly longer or shorter by up to this share (0 to 1), so that messages that failed together
+        jitter: each delay is randomly longer or shorter by up to this fraction (0 to 1), so that messages that failed together
             are not retried together.
         on: exceptions to retry; any other makes the message a dead letter at once.
     """
@@ -102,8 +103,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.limit, int) or self.limit < 0 or not 0 <= self.jitter <= 1:
             raise ConfigurationError(
-                f"RetryPolicy(limit={self.limit!r}, jitter={self.jitter}) is not valid: limit must be an integer from 0, jitter "
-                "a number from 0 to 1."
+                f"RetryPolicy(limit={self.limit!r}, jitter={self.jitter}) is not valid: limit must be an integer of at least 0, "
+                "jitter a number from 0 to 1."
             )
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.on):
             raise ConfigurationError(f"RetryPolicy(on={self.on!r}) is not valid: pass exception classes.")
@@ -112,7 +113,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             raise ConfigurationError("RetryPolicy(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
     def allows(self, failures: int) -> bool:
-        """Return whether another delivery is allowed after a number of failures."""
+        """Return whether the message is retried after a number of failures."""
         return failures <= self.limit
 
     def delay(self, failures: int) -> timedelta:
@@ -126,11 +127,11 @@ class Consumer(msgspec.Struct, frozen=True):
     One handler for one message type, or for a plain topic, in one group.
 
     Args:
-        name: where the function stands: module and qualified name.
+        name: module and qualified name of the decorated function or class.
         type: the message type; None for a plain topic.
-        tags: the handler takes these tags only; None for all.
+        tags: the handler takes only messages with one of these tags; None for all.
         batch_size: the maximum number of messages that the handler takes at once; None for one after the other.
-        is_async: the function is a coroutine function; `handler` drives it.
+        is_async: the decorated function is a coroutine function, which `handler` runs.
     """
 
     name: str
@@ -149,12 +150,12 @@ class Consumer(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """The type's name on the wire, or the topic; unique in its group."""
+        """The type's name in the message header, or `plain_subject` of the topic; unique in its group."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its topic keeps the messages of a key in order."""
+        """Whether the handler's topic keeps the messages of a key in order."""
         topic = conf.settings().topics.get(self.topic)
         return topic is not None and topic.type is TopicType.FIFO
 
@@ -163,7 +164,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True, dict=True):
-    """A consumer group: its handlers by subject. All keep their inbox rows in one database."""
+    """A consumer group: its handlers by their `subject`. All of them keep their inbox rows in one database."""
 
     name: str
     consumers: Mapping[str, Consumer] = msgspec.field(default_factory=dict)
@@ -188,24 +189,24 @@ class Group(msgspec.Struct, frozen=True, dict=True):
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler takes many messages at once of an ordered topic, or its topic's broker only sends.
+            ConfigurationError: a handler has a batch_size and an ordered topic, or the broker of its topic only sends.
         """
         for registered in self.consumers.values():
             if not conf.broker_has(conf.topic_settings(registered.topic).broker, "Receives"):
                 raise ConfigurationError(
-                    f"{registered.name} takes topic {registered.topic!r}, whose broker only sends.",
-                    hint="Publish messages that a consumer handles to a topic of another broker.",
+                    f"{registered.name} handles topic {registered.topic!r}, whose broker only sends messages.",
+                    hint="Assign the topic to a broker that can also receive, or remove the handler.",
                 )
             if registered.batch_size and registered.is_ordered:
                 raise ConfigurationError(
-                    f"{registered.name} takes many messages at once, but topic "
-                    f"{registered.topic!r} hands out one of a key after the other.",
-                    hint="Leave batch_size out, or give it a topic of another type.",
+                    f"{registered.name} has a batch_size, but topic {registered.topic!r} is of type fifo, whose messages are "
+                    "handled one by one.",
+                    hint="Remove batch_size, or give the topic another TYPE.",
                 )
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
-        """Return the handler of a message: that of its type, else that of its topic; None where neither takes it."""
+        """Return the handler of a message: the one of its type, otherwise the one of its topic; None if neither takes it."""
         for subject in (type_name, plain_subject(topic)):
             registered = self.consumers.get(subject)
             if registered is not None and registered.topic == topic and registered.takes(tag):
@@ -213,7 +214,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def takes_all_of(self, topic: str) -> bool:
-        """Return whether a handler takes a topic whatever the type, its tags apart."""
+        """Return whether a handler takes the messages of a topic regardless of their type; it may still take only some tags."""
         return plain_subject(topic) in self.consumers
 
 
@@ -251,10 +252,10 @@ def group(name: str) -> Group:
 
 
 def known_groups() -> str:
-    """Return a sentence that names the groups that there are, or says where a handler is found."""
+    """Return a sentence for hints: the names of all groups, or if there are none, where to write handlers."""
     if registered:
         return f"Choices are: {', '.join(sorted(registered))}."
-    return "There are none: write the handlers into consumers.py of an app in INSTALLED_APPS."
+    return "There are no groups. Write handlers into consumers.py of an app in INSTALLED_APPS."
 
 
 @overload
@@ -286,38 +287,39 @@ def consumer(
     using: str = DEFAULT_DB_ALIAS,
     time_limit: timedelta | None = None,
     batch_size: int | None = None,
-    **former: Any,
+    **unknown: Any,
 ) -> Callable[..., Any]:
     """
     Register a handler: a function `handler(message)` or `handler(message, context)` that is called once per message and group.
 
     The inbox row, the handler's writes to `using` and the messages it publishes there commit together. The decorated object
-    is returned unchanged. A class is instantiated once, and its method `handle` is called, by several threads where the
-    process has them.
+    is returned unchanged. A class is instantiated once, and its method `handle` is called; several threads may call it at the
+    same time.
 
     Args:
-        types: message types to handle; the topics are theirs.
+        types: message types to handle; each has its topic in its class Meta.
         topic: handle the messages of this topic that have no handler for their type. The message is the decoded JSON, or
-            bytes where the content type is another one.
+            bytes if its content type is not JSON.
         on_dead: what happens to a key of a `fifo` topic when its first message has used up its retries. `block`: the message
             stays first and is retried at the longest delay, with an alert. `skip`: it becomes a dead letter, and the next
             message of the key is handled.
-        idempotency_key: function that returns what identifies a message, instead of its id: `lambda message: message.order_id`.
+        idempotency_key: function that returns the value that identifies a message, instead of its id:
+            `lambda message: message.order_id`.
         tags: handle only messages with one of these tags.
         using: the database of the handler's writes and of the inbox row.
-        time_limit: raise `outbox.errors.TimeLimitExceeded` in the handler after this time, which counts as a failure. By default
-            there is no limit. If it does not end within 10 s, its process ends.
+        time_limit: raise `outbox.errors.TimeLimitExceeded` in the handler after this time, which counts as a failure. If the
+            handler does not end within 10 s after that, its process ends. By default there is no limit.
         batch_size: handle up to this many messages at once (2 to 500), in one transaction: `handler(messages)` or
-            `handler(messages, contexts)`, lists. After a failure each message is handled alone, in lists of one. Not on ordered
-            topics.
+            `handler(messages, contexts)`, each a list. After a failure each message is handled alone, in a list of one. Not
+            allowed on ordered topics.
 
     Raises:
-        ConfigurationError: the arguments contradict each other, or another handler in the group has the same messages.
+        ConfigurationError: the arguments contradict each other, or another handler of the group handles the same messages.
     """
-    refuse_former(former)
-    check_arguments(types, group, topic, tags, on_dead)
-    check_limits(time_limit, batch_size)
-    check_policies(retry, idempotency_key)
+    reject_unknown_options(unknown)
+    validate_arguments(types, group, topic, tags, on_dead)
+    validate_limits(time_limit, batch_size)
+    validate_policies(retry, idempotency_key)
     make = partial(
         Consumer,
         group=str.__str__(group),
@@ -345,12 +347,12 @@ def _register(
     Add the consumers of a decorated handler.
 
     Args:
-        make: makes a consumer from what depends on the handler and on the message type.
-        topics: the topic of each message type; of None, a plain topic.
+        make: makes a `Consumer`; its missing arguments depend on the handler and on the message type.
+        topics: the topic of each message type; with the key None, a plain topic.
     """
     handler, takes_context = handler_of(target)
     is_async = iscoroutinefunction(handler)
-    called = driven(handler, time_limit) if is_async else handler
+    called = run_to_end(handler, time_limit) if is_async else handler
     if not takes_context:
         called = without_context(called)
     for type_, topic in topics.items():
@@ -359,7 +361,7 @@ def _register(
 
 
 def plain_subject(topic: str) -> str:
-    """Return what a handler of a plain topic handles, beside the names of types."""
+    """Return the subject of a handler of a plain topic, which cannot be the name of a type."""
     return f"topic {topic}"
 
 
@@ -367,7 +369,7 @@ def _add(new: Consumer) -> None:
     members = registered.get(new.group, Group(new.group)).consumers
     for other in members.values():
         if other.name == new.name:
-            continue  # the module was imported anew
+            continue  # the module was imported again, so the new handler replaces this one
         if other.subject == new.subject:
             raise ConfigurationError(
                 f"{other.name} and {new.name} both handle {new.subject} in the group {new.group!r}.",
@@ -377,27 +379,27 @@ def _add(new: Consumer) -> None:
             raise ConfigurationError(
                 f"{other.name} and {new.name} are in the group {new.group!r} but write to different databases "
                 f"({other.using}, {new.using}).",
-                hint="A group keeps its inbox in one; give one of them another group.",
+                hint="All handlers of a group share the inbox of one database. Give one of them another group.",
             )
     registered[new.group] = Group(new.group, {**members, new.subject: new})
 
 
-def refuse_former(options: Collection[str]) -> None:
-    """Raise for options that `consumer` does not have, and say what became of those of 0.1.0."""
+def reject_unknown_options(options: Collection[str]) -> None:
+    """Raise an error for options that `consumer` does not have; for options of 0.1.0, the hint names the replacement."""
     for name in options:
-        if name not in FORMER:
+        if name not in REMOVED_OPTIONS:
             raise TypeError(f"consumer() got an unexpected keyword argument {name!r}")
-        raise ConfigurationError(f"@consumer has no option {name!r} any more.", hint=FORMER[name])
+        raise ConfigurationError(f"@consumer has no option {name!r} any more.", hint=REMOVED_OPTIONS[name])
 
 
-def check_limits(time_limit: timedelta | None, batch_size: int | None) -> None:
+def validate_limits(time_limit: timedelta | None, batch_size: int | None) -> None:
     if time_limit is not None and not (isinstance(time_limit, timedelta) and time_limit > timedelta(0)):
-        raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for none.")
-    if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MOST_AT_ONCE):
-        raise ConfigurationError(f"batch_size must be 2 to {MOST_AT_ONCE}, not {batch_size!r}; omit it for one at a time.")
+        raise ConfigurationError(f"time_limit must be a timedelta above zero, not {time_limit!r}; omit it for no limit.")
+    if batch_size is not None and not (isinstance(batch_size, int) and 2 <= batch_size <= MAX_BATCH_SIZE):
+        raise ConfigurationError(f"batch_size must be 2 to {MAX_BATCH_SIZE}, not {batch_size!r}; omit it for one at a time.")
 
 
-def check_policies(retry: object, idempotency_key: object) -> None:
+def validate_policies(retry: object, idempotency_key: object) -> None:
     if not isinstance(retry, RetryPolicy):
         raise ConfigurationError(f"retry must be a policy, such as RetryPolicy(limit=3), not {retry!r}.")
     if idempotency_key is not None and not callable(idempotency_key):
@@ -406,7 +408,7 @@ def check_policies(retry: object, idempotency_key: object) -> None:
         )
 
 
-def check_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
+def validate_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Collection[str] | None, on_dead: str) -> None:
     for type_ in types:
         if not (isinstance(type_, type) and issubclass(type_, Message)):
             raise ConfigurationError(f"@consumer takes message types, not {type_!r}: @consumer(OrderPlaced, group=…).")
@@ -464,7 +466,7 @@ def _can_be_called(signature: inspect.Signature, *arguments: str) -> bool:
 
 
 def without_context(handler: Callable[[Any], object]) -> Handler:
-    """Return a handler that leaves the context out."""
+    """Return a handler of message and context that passes on only the message."""
 
     def call(message: Any, context: Any) -> object:
         return handler(message)
@@ -476,8 +478,8 @@ def name_of(target: Callable[..., Any]) -> str:
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 
 
-def driven(handler: Callable[..., Any], limit: timedelta | None) -> Callable[..., object]:
-    """Return a plain function that runs a coroutine function, and cancels it at its time limit."""
+def run_to_end(handler: Callable[..., Any], limit: timedelta | None) -> Callable[..., object]:
+    """Return a plain function that runs a coroutine function to its end, and cancels it at its time limit."""
 
     async def run(*arguments: Any) -> object:
         try:
@@ -488,18 +490,18 @@ def driven(handler: Callable[..., Any], limit: timedelta | None) -> Callable[...
                 raise TimeLimitExceeded from error
             raise
 
-    def drive(*arguments: Any) -> object:
-        running = _Running()
+    def call(*arguments: Any) -> object:
+        running = _RunningCoroutine()
         try:
             return async_to_sync(running.run)(run(*arguments))
         except BaseException:
-            running.cancel()  # where only this thread's wait was interrupted
+            running.cancel()  # if only the wait of this thread was interrupted, the coroutine is still running
             raise
 
-    return drive
+    return call
 
 
-class _Running:
+class _RunningCoroutine:
     """A coroutine that runs in the event loop of another thread."""
 
     def __init__(self) -> None:
@@ -514,7 +516,7 @@ class _Running:
             self._is_over.set()
 
     def cancel(self) -> None:
-        """Cancel the coroutine if it has not ended, and wait a moment for its end."""
+        """Cancel the coroutine if it has not ended, and wait up to CANCEL_SECONDS for its end."""
         if self._task is not None and not self._is_over.is_set():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
             self._is_over.wait(CANCEL_SECONDS)

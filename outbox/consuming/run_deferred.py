@@ -1,9 +1,10 @@
 """
-Run deferred messages, each in one transaction.
+Run deferred messages, each in one transaction. See `deferred.py` for the table and its statements.
 
-The row's lock is the lease, the handler runs behind a savepoint, and its failure is written under the same lock. Only where the
-transaction is gone (the connection was lost, the COMMIT refused, a conflict) is the end of a run written by itself; then its
-token decides whether it counts.
+The lock of the message's row is the lease of the run. The handler runs within a savepoint; if it fails, the savepoint is rolled
+back, and the failure is written under the same lock. If the whole transaction is gone (the connection was lost, the COMMIT was
+refused, or there was a conflict), the end of the run is written in another transaction. It has no effect if another process has
+taken the message since.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from outbox.consuming import deferred
 from outbox.consuming.deferred import CRASH_LIMIT, Deferral, Reason, Taken
 from outbox.consuming.delivery_info import DeliveryInfo, context_of, fields_of
 from outbox.consuming.failures import describe, record_failure
-from outbox.consuming.handle import failed_as, report_refused
-from outbox.consuming.handler import HandlerRun, is_outage, own_statements
+from outbox.consuming.handle import failure_outcome, report_unrecorded
+from outbox.consuming.handler import HandlerRun, inbox_statements, is_outage
 from outbox.consuming.inbox import InboxEntry, drop, idle_limit
 from outbox.consuming.lease_thread import LeaseThread
-from outbox.consuming.outcome import DUPLICATE, HANDLED, RELEASED, HandlingResult, Outcome, is_conflict, judge, tell
+from outbox.consuming.outcome import (
+    DUPLICATE,
+    HANDLED,
+    RELEASED,
+    HandlingResult,
+    Outcome,
+    decide_deferral,
+    is_conflict,
+    report_failure,
+)
 from outbox.consuming.read import find_consumer, read
 from outbox.consuming.register import Consumer, Group
 from outbox.database.guarded import guarded_transaction
@@ -32,15 +42,16 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-SOON = timedelta(seconds=1)  # for a message that another process still handles
-WAITS = HandlingResult(Outcome.DEFERRED)
+SOON = timedelta(seconds=1)  # delay of a message that cannot be handled yet, for example since another process handles it
+DEFERRED = HandlingResult(Outcome.DEFERRED)
 
 
 def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> HandlingResult:
     """
     Run a deferred message whose run was begun by `deferred.take`.
 
-    RELEASED: the end of the run could not be written, since the database is away; `deferred.end_late` writes it later.
+    The result is RELEASED if the end of the run could not be written, since the database is unavailable. Then the caller has to
+    write it later, with `deferred.end_late`.
     """
     run = HandlerRun(group, [taken.delivery], lease_thread)
     before = connections[group.using].connection
@@ -51,7 +62,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
                 f"begun {taken.crashes} times, never ended: the process was killed or froze while its handler ran, or the "
                 "handler ran beyond its time_limit"
             )
-        if run.consumer is None:  # the code was loaded anew
+        if run.consumer is None:  # the handlers have changed since the subscriptions were read
             return _end(run, taken, Deferral(Reason.NO_HANDLER, SOON, taken.failures))
         result = _handle(run, run.consumer, taken)
     except FailpointReached:
@@ -69,16 +80,16 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
     entry = InboxEntry.of(delivery, consumer, message)
     failpoint("consumer.before_handler")
     with guarded_transaction(using):
-        run.note_commit()
-        with own_statements():
+        run.watch_commit()
+        with inbox_statements():
             is_free = deferred.lease(taken, None if entry.key == taken.idempotency_key else entry.key, idle_limit(using), using)
             if is_free is False:
-                deferred.not_begun(taken, SOON, using)
+                deferred.undo_begin(taken, SOON, using)
         if not is_free:
-            return WAITS
+            return DEFERRED
         try:
             with transaction.atomic(using=using):
-                with own_statements():
+                with inbox_statements():
                     is_new = deferred.claim_deferred(taken, entry.arrival, entry.key, using)
                     if not is_new:
                         drop(entry, using)
@@ -87,7 +98,7 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
         except (FailpointReached, InboxRefused):
             raise
         except BaseException as error:
-            if is_conflict(error) or run.end_of_process(error) or not _is_alive(using):
+            if is_conflict(error) or run.error_at_shutdown(error) or not _is_alive(using):
                 raise
             return _write_end(run, taken, error)
         failpoint("consumer.after_handler")
@@ -98,29 +109,30 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
 
 
 def _is_alive(using: str) -> bool:
-    """Return whether the transaction goes on after the savepoint was rolled back."""
+    """Return whether the transaction is still usable after the savepoint was rolled back."""
     wrapper = connections[using]
     return wrapper.connection is not None and not wrapper.connection.closed and not wrapper.needs_rollback
 
 
 def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: object) -> HandlingResult:
-    """Return the result of a run whose transaction is gone, and write its end where the database is there."""
-    ends_with = run.end_of_process(error)
+    """Return the result of a run whose transaction is gone; write the end of the run, unless the database is unavailable."""
+    error_to_raise = run.error_at_shutdown(error)
     if run.is_committed:
         run.report_callback(error)
         result = HANDLED
-    elif ends_with:
+    elif error_to_raise:
         result = _end(run, taken, Deferral(Reason.STOP, failures=taken.failures))
     elif isinstance(error, InboxRefused) or is_outage(error, before):
-        logger.warning("Message %s is run again: %s", taken.delivery.message_id, describe(error), extra=fields_of(taken.delivery))
-        return replace(RELEASED, ends_with=error if isinstance(error, InboxRefused) else None)
+        text = "Message %s was not handled, since the database failed; it is run again: %s"
+        logger.warning(text, taken.delivery.message_id, describe(error), extra=fields_of(taken.delivery))
+        return replace(RELEASED, error_to_raise=error if isinstance(error, InboxRefused) else None)
     else:
         result = _end(run, taken, error)
-    return replace(result, ends_with=ends_with)
+    return replace(result, error_to_raise=error_to_raise)
 
 
 def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> HandlingResult:
-    """Write the end of a run in a transaction of its own."""
+    """Write the end of a run in a separate transaction."""
     using = run.group.using
     try:
         database.drop_if_lost(using)
@@ -128,16 +140,16 @@ def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> Hand
             if isinstance(cause, BaseException):
                 return _write_end(run, taken, cause)
             deferred.end(taken, cause, using)
-    except Exception as trouble:
-        return report_refused([taken.delivery], trouble)[0]
-    return WAITS
+    except Exception as write_error:
+        return report_unrecorded([taken.delivery], write_error)[0]
+    return DEFERRED
 
 
 def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> HandlingResult:
-    """Write the end of a run that raised an error, in the open transaction."""
+    """Write the end of a run that raised an error, in the current transaction."""
     delivery, using = taken.delivery, run.group.using
-    deferral = judge(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)
+    deferral = decide_deferral(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)
     if deferred.end(taken, deferral, using):
-        record_failure(DeliveryInfo.of(delivery), failed_as(deferral), error, using)
-        tell(delivery, deferral, error)
-    return HandlingResult(Outcome.DEAD_LETTER) if deferral.is_dead else WAITS
+        record_failure(DeliveryInfo.of(delivery), failure_outcome(deferral), error, using)
+        report_failure(delivery, deferral, error)
+    return HandlingResult(Outcome.DEAD_LETTER) if deferral.is_dead else DEFERRED

@@ -1,10 +1,11 @@
 """
 The subscriptions of a group's live processes, so that two releases of a group can run side by side.
 
-The heartbeat of each process has the topics, types and tags that its code has handlers for. A message that this process has no
-handler for and another one has is deferred; only a message that no live process subscribes to is ignored for good.
+The heartbeat of each process contains the topics, types and tags that its code has handlers for. If this process has no handler
+for a message, but another live process of the group has, the message is deferred. Only a message that no live process subscribes
+to is ignored for good.
 
-Also the groups that a database knows, whether or not this process has code for them.
+This module also finds the groups that a database knows, whether or not this process has code for them.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from outbox.database import heartbeats, loop_errors
 from outbox.logs import storable
 from outbox.message import Header
 
-# Since the last heartbeat of a process that did not deregister: a Celery task beats between two handlers.
+# A process that did not deregister counts as live for this time after its last heartbeat. Celery tasks send few heartbeats.
 LIVES_FOR = timedelta(minutes=15)
-REMEMBERED_FOR = timedelta(hours=1)  # for a process that has just started: after an outage the others may beat a moment later
-JUST_BEGUN_SECONDS = 60.0
-DEPLOYED_IN = timedelta(hours=1)
+LIVES_FOR_AT_START = timedelta(hours=1)  # instead of LIVES_FOR, in a process that has just started: see JUST_STARTED_SECONDS
+JUST_STARTED_SECONDS = 60.0  # after an outage, other processes may send their first heartbeat later than this process
+DEPLOYED_IN = timedelta(hours=1)  # the maximum duration of a deployment
 
-# Database and group -> first and last heartbeat of an uninterrupted series.
+# Database and group -> the times of the first and last heartbeat of this process without a long interruption between.
 _beats: dict[tuple[str, str], tuple[float, float]] = {}
 
 _ANY = "*"
-BETWEEN = "\x1f"  # separates the parts of a text below; no topic, type or tag contains it
+SEPARATOR = "\x1f"  # separates topic, subject and tag in a subscription; none of them contains it
 
 _LIVE = """
 SELECT FROM outbox_process p
@@ -43,20 +44,20 @@ WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock
 """
 
 # Groups whose live processes have had different code for longer than a deployment takes.
-DIFFERING = """
+READ_DIFFERING_GROUPS = """
 SELECT consumer_group FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
 GROUP BY consumer_group HAVING count(DISTINCT subscriptions) > 1 ORDER BY consumer_group
 """
 
-# Records each message that no live process of the group subscribes to, so that its number does not look lost, except where it is
-# deferred; returns the places of the others.
+# Insert an inbox row for each message that no live process of the group subscribes to, so that its number does not look lost;
+# deferred messages get none. Return the indexes of the messages that a live process subscribes to.
 IGNORE = f"""
 WITH g AS MATERIALIZED (
     SELECT g.*, EXISTS ({_LIVE} AND p.subscriptions && string_to_array(g.matching, chr(10))) AS has_subscriber
     FROM unnest(%(message_ids)s::uuid[], %(sources)s::text[], %(topics)s::text[], %(lanes)s::smallint[], %(numbers)s::bigint[],
         %(matching)s::text[])
-        WITH ORDINALITY g (message_id, source, topic, lane, number, matching, place)
+        WITH ORDINALITY g (message_id, source, topic, lane, number, matching, ordinal)
 ), i AS (
     INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s, message_id::text, message_id, source, topic, lane, number, 0 FROM g
@@ -64,7 +65,7 @@ WITH g AS MATERIALIZED (
         SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND d.message_id = g.message_id)
     ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
 )
-SELECT place - 1 FROM g WHERE has_subscriber
+SELECT ordinal - 1 FROM g WHERE has_subscriber
 """
 
 
@@ -84,28 +85,28 @@ def beat(group: Group, alias: str, *, note: str = "", over: database.Connection 
         handling=handling,
     )
     now = time.monotonic()
-    began, last = _beats.get((group.using, group.name), (now, now))
-    _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else began, now)
+    first, last = _beats.get((group.using, group.name), (now, now))
+    _beats[group.using, group.name] = (now if now - last > LIVES_FOR.total_seconds() / 2 else first, now)
 
 
 def subscriptions_of(group: Group) -> list[str]:
     """Return the subscriptions of a group's handlers, one string for each topic, subject and tag."""
     return sorted(
-        BETWEEN.join((consumer.topic, consumer.subject, tag))
+        SEPARATOR.join((consumer.topic, consumer.subject, tag))
         for consumer in group.consumers.values()
         for tag in consumer.tags or (_ANY,)
     )
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
-    """Ignore deliveries that no live process of the group subscribes to. Return the places of the others in the sequence."""
+    """Ignore deliveries that no live process of the group subscribes to; return the indexes of the others in the sequence."""
     columns = columns_of([DeliveryInfo.of(delivery) for delivery in deliveries])
     matching = [
         storable("\n".join(matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)))
         for delivery in deliveries
     ]
-    began, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
-    lives_for = REMEMBERED_FOR if time.monotonic() - began < JUST_BEGUN_SECONDS else LIVES_FOR
+    first, _ = _beats.get((group.using, group.name), (float("-inf"), 0.0))
+    lives_for = LIVES_FOR_AT_START if time.monotonic() - first < JUST_STARTED_SECONDS else LIVES_FOR
     values: dict[str, Any] = {"group": group.name, "lives_for": lives_for, "matching": matching, **columns}
     with connections[group.using].cursor() as cursor:
         cursor.execute(IGNORE, values)
@@ -114,18 +115,22 @@ def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
 
 def differing_groups(connection: database.Connection) -> list[str]:
     """Return the groups whose live processes have had different subscriptions for longer than a deployment takes."""
-    rows = connection.execute(DIFFERING, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
+    rows = connection.execute(READ_DIFFERING_GROUPS, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
     return [row[0] for row in rows]
 
 
 def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
-    """Return each string that `subscriptions_of` may have for a message."""
-    return [BETWEEN.join((topic, subject, any_)) for subject in (type_name, plain_subject(topic)) for any_ in (_ANY, tag)]
+    """Return the subscriptions, in the form of `subscriptions_of`, that match a message."""
+    return [
+        SEPARATOR.join((topic, subject, tag_or_any))
+        for subject in (type_name, plain_subject(topic))
+        for tag_or_any in (_ANY, tag)
+    ]
 
 
-# The names in the inbox, each found by the index of its primary key; and those of deferred messages and
-# of consumers of the last hour.
-STORED = """
+# The groups in the inbox, each found through the index of its primary key, of deferred messages, and of consumers that have sent
+# a heartbeat in the last hour (older ones are deleted).
+READ_GROUPS = """
 WITH RECURSIVE handled AS (
     (SELECT consumer_group AS name FROM outbox_inbox ORDER BY consumer_group LIMIT 1)
     UNION ALL
@@ -139,10 +144,10 @@ WITH RECURSIVE handled AS (
 SELECT name FROM known
 """
 
-# Those of them whose consumers of the last hour subscribe to a message; of groups without such consumers, those that have
-# received from its topic. Numbered rows are found by an index.
-RECEIVES = f"""
-{STORED} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
+# Of these groups, the ones that receive a message. If a group had consumers in the last hour, their subscriptions decide.
+# Otherwise it counts if it has received from the topic before (`number IS NOT NULL`, since only numbered rows are in the index).
+READ_RECEIVING_GROUPS = f"""
+{READ_GROUPS} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
     THEN EXISTS (
         SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name AND subscriptions && %(matching)s::text[])
     ELSE EXISTS (
@@ -150,7 +155,7 @@ RECEIVES = f"""
       OR EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = name AND outbox_deferred.topic = %(topic)s) END
 """
 
-FORGET = """
+DELETE_GROUP = """
 WITH gaps AS (DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND topic = %(topic)s AND closed_at IS NULL)
 DELETE FROM outbox_deferred WHERE consumer_group = %(group)s AND topic = %(topic)s
 """
@@ -158,15 +163,15 @@ DELETE FROM outbox_deferred WHERE consumer_group = %(group)s AND topic = %(topic
 
 def groups_without_code(connection: database.Connection) -> list[str]:
     """Return the groups in a database that this process has no handlers for."""
-    return sorted(name for (name,) in connection.execute(STORED).fetchall() if name not in groups())
+    return sorted(name for (name,) in connection.execute(READ_GROUPS).fetchall() if name not in groups())
 
 
 def groups_without_code_for(connection: database.Connection, topic: str, type_name: str, tag: str) -> list[str]:
     """Return those of `groups_without_code` that subscribe to a message, or have received from its topic."""
     values = {"topic": topic, "matching": matching_subscriptions(topic, type_name, tag)}
-    return sorted(name for (name,) in connection.execute(RECEIVES, values).fetchall() if name not in groups())
+    return sorted(name for (name,) in connection.execute(READ_RECEIVING_GROUPS, values).fetchall() if name not in groups())
 
 
 def forget_group(connection: database.Connection, group: str, topic: str) -> None:
     """Delete the deferred messages and open gaps of a group in a topic. Its inbox is kept, so that it handles nothing twice."""
-    connection.execute(FORGET, {"group": group, "topic": topic})
+    connection.execute(DELETE_GROUP, {"group": group, "topic": topic})

@@ -1,8 +1,10 @@
 """
-Workers: run what is due of the deferred messages, receive, handle, acknowledge; each in one thread, for one group and one broker.
+Workers: each runs in one thread, for one group and one broker. It runs due deferred messages, receives, handles, acknowledges.
 
 A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome. A message that it cannot handle is deferred, and acknowledged, too. `ConsumerThreads` runs the workers of some groups.
+outcome. A message that it cannot handle is deferred: stored in the group's database, to be run later, and acknowledged, too.
+Some servers give messages up after many deliveries, and move them to a dead-letter queue; a worker stores these as dead letters
+of the group. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import fields_of, order_key_of
 from outbox.consuming.doubt import Doubt
 from outbox.consuming.handle import defer, handle, handle_together, ignore
-from outbox.consuming.handler import own_statements
-from outbox.consuming.holdings import Holdings, note_worker
+from outbox.consuming.handler import inbox_statements
+from outbox.consuming.holdings import Holdings, register_worker
 from outbox.consuming.lease_thread import Held, LeaseThread, affordable, new_worker_name
 from outbox.consuming.outcome import RELEASED, HandlingResult, Outcome
-from outbox.consuming.owners import introduce
+from outbox.consuming.owners import set_owner_and_topics
 from outbox.consuming.read import find_consumer
 from outbox.consuming.register import Consumer, Group
 from outbox.consuming.run_deferred import run_deferred
@@ -47,13 +49,13 @@ from outbox.outages import BACKOFF, OUTAGES
 logger = get_logger(__name__)
 
 ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
-IDLE_SECONDS = 5.0  # a connection that was idle for longer is checked before it is used
-IDLE_WAIT = timedelta(milliseconds=200)  # no message within this time: idle
+IDLE_SECONDS = 5.0  # a database connection that was idle for longer is checked before it is used
+IDLE_WAIT = timedelta(milliseconds=200)  # with --until-idle or --once, a receive waits for a message for this long
 PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
-LOOK_SECONDS = 1.0  # interval of looks for due messages where the last one found none
-SWEEP_SECONDS = 2.0
-LONGEST_WAIT_SECONDS = 2.0  # of a receive, since other workers defer messages, too
-GIVEN_UP_AT_ONCE = 20  # messages that the server gave up, in a second
+POLL_SECONDS = 1.0  # minimum interval of queries for due messages if none was due, and for messages that the server gave up
+SWEEP_SECONDS = 2.0  # minimum interval of `deferred.sweep`
+MAX_WAIT_SECONDS = 2.0  # of a receive: messages that other workers defer meanwhile may become due
+GIVEN_UP_AT_ONCE = 20  # maximum number of messages that the server gave up, in one query
 
 
 class Counts(msgspec.Struct):
@@ -97,8 +99,9 @@ class Worker:
 
     Args:
         alias: the broker. A client is made in the thread that uses it, and again after an error.
-        stop: set it, or call `stop()`, from any thread: the current message is finished, the rest deferred.
-        is_task: it runs inside a Celery task, where it has to send heartbeats while a handler runs.
+        stop: an event. When any thread sets it, or calls `stop()`, the current message is finished, and the others are deferred.
+        is_task: the worker runs inside a Celery task, so nothing else in the process sends its heartbeats: the lease thread does
+            while a handler runs.
 
     Raises:
         UnknownTopic, ConfigurationError: the group's topics contradict the settings.
@@ -114,20 +117,20 @@ class Worker:
         self._broker: Receives | None = None
         self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
-        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")
-        self._note = BY_CELERY if is_task else ""
+        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")  # records refused writes to the inbox separately
+        self._heartbeat_note = BY_CELERY if is_task else ""
         self._lease_thread = self._new_lease_thread()
-        self._most_at_once = max([self._settings.batch_size, *(other.batch_size or 1 for other in group.consumers.values())])
+        self._max_messages = max([self._settings.batch_size, *(other.batch_size or 1 for other in group.consumers.values())])
         self._limits = limits.TopicLimits(group, self._topics)
         self._subscriptions = subscriptions.subscriptions_of(group)
-        self._seconds_per_message = 0.0
-        self._used_at = 0.0  # when the database last answered; 0: unknown
-        self._announced_at = float("-inf")
-        self._looked_at = self._swept_at = self._given_up_at = float("-inf")
+        self._seconds_per_message = 0.0  # how long handling a message has taken recently
+        self._database_used_at = 0.0  # when the database last answered; 0 if the connection has to be checked before its next use
+        self._heartbeat_at = float("-inf")
+        self._due_checked_at = self._swept_at = self._given_up_checked_at = float("-inf")
         self._due_at = 0.0  # when the next deferred message is due
-        self._unended: list[tuple[int, int]] = []  # runs whose end could not be written, since the database was away
-        self._probe_bytes: int | None = None  # the size of the message that the database did not take
-        self._behind: set[str | None] = set()  # keys of which a received message was deferred: later ones have to wait, too
+        self._unrecorded_runs: list[tuple[int, int]] = []  # runs that have ended while the database was unavailable
+        self._probe_bytes: int | None = None  # the size of the message that the database could not store
+        self._deferred_keys: set[str | None] = set()  # a received message of the key was deferred, so later ones are, too
 
     def stop(self) -> None:
         """Ask `run` to return soon; from any thread."""
@@ -142,33 +145,33 @@ class Worker:
         Handle messages until stopped. After an error of database or broker, try again.
 
         Args:
-            until_idle: return when no more messages come.
+            until_idle: return when a receive brings no message and no deferred message is due.
             once: return after the first receive.
-            seconds: return after this time, when the current message is finished.
-            patience: raise an error that has lasted for this many seconds; by default try again for ever.
+            seconds: return after this time; the current message is finished first.
+            patience: raise an error that has lasted for this many seconds; by default try again forever.
         """
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         wait = IDLE_WAIT if until_idle or once else self._settings.wait
-        troubles = 0
-        well_at = time.monotonic()
+        failures = 0
+        last_success_at = time.monotonic()
         try:
             while not self._stop.is_set() and time.monotonic() < deadline:
                 try:
                     received = self.step(wait)
                     loop_errors.clear(self._loop)
-                    troubles, well_at = 0, time.monotonic()
+                    failures, last_success_at = 0, time.monotonic()
                 except Exception as error:
                     is_refused = isinstance(error, InboxRefused)
                     loop_errors.note(self._inbox_loop if is_refused else self._loop, error)
                     if is_refused or database.refuses_all(error):
-                        self._leave_session()
-                    if patience is not None and time.monotonic() - well_at >= patience:
+                        self._end_session()
+                    if patience is not None and time.monotonic() - last_success_at >= patience:
                         raise
-                    pause = (BACKOFF(troubles) if isinstance(error, OUTAGES) else BACKOFF.limit).total_seconds()
-                    self._say(error, pause)
-                    troubles += 1
+                    pause = (BACKOFF(failures) if isinstance(error, OUTAGES) else BACKOFF.limit).total_seconds()
+                    self._log_error(error, pause)
+                    failures += 1
                     self.close()
-                    self._pause(min(pause, max(0, deadline - time.monotonic())), goes_on=isinstance(error, BrokerUnavailable))
+                    self._pause(min(pause, max(0, deadline - time.monotonic())), may_run_due=isinstance(error, BrokerUnavailable))
                 else:
                     if once or (until_idle and not received):
                         break
@@ -179,37 +182,43 @@ class Worker:
 
     def step(self, wait: timedelta) -> int:
         """
-        Run what is due of the deferred messages, then receive once and handle all received messages; return their number.
+        Run deferred messages that are due, then receive once and handle all received messages.
+
+        Args:
+            wait: the maximum time to wait for a message.
+
+        Returns:
+            The number of messages that were run, received, or fetched from the server's dead-letter queue.
 
         Raises:
             NotMigrated: the database has no tables of the outbox, or is read-only.
-            BrokerUnavailable, django.db.OperationalError: the broker or the database cannot be reached. Nothing is lost: received
-                messages are delivered again.
+            BrokerUnavailable, django.db.OperationalError: the broker or the database cannot be reached. No message is lost:
+                unacknowledged ones are redelivered.
         """
-        ran = self._run_due()
-        broker = self._connected()
+        number_run = self._run_due()
+        broker = self._open_broker()
         if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
-            return ran
+            return number_run
         given_up = self._receive_given_up(broker)
         topics = self._limits.open_topics()
         to_next = max(0.0, self._due_at - time.monotonic())
-        wait = min(wait, timedelta(seconds=min(LONGEST_WAIT_SECONDS, to_next)))
+        wait = min(wait, timedelta(seconds=min(MAX_WAIT_SECONDS, to_next)))
         if not topics:
             self._stop.wait(wait.total_seconds())
-            return ran + given_up
-        received_at = time.monotonic()  # before the call, since the broker's time begins within it
+            return number_run + given_up
+        received_at = time.monotonic()  # before the call, since the broker counts INVISIBLE from a time within it
         invisible = self._settings.invisible
-        limit = affordable(self._most_at_once, invisible, self._seconds_per_message)
+        limit = affordable(self._max_messages, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, topics, limit=limit, invisible_for=invisible, wait=wait)
         if deliveries:
             self._handle_received(broker, deliveries, received_at)
-        return ran + given_up + len(deliveries)
+        return number_run + given_up + len(deliveries)
 
     def close(self) -> None:
         """Close the broker; the next step makes a new client."""
         self._lease_thread.close()
         self._lease_thread = self._new_lease_thread()
-        self._used_at = 0.0
+        self._database_used_at = 0.0
         broker, self._broker = self._broker, None
         if broker is not None:
             try:
@@ -218,43 +227,43 @@ class Worker:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def holdings(self) -> Holdings:
-        """Return which topics the worker cannot receive from, and the handler that it runs; from any thread."""
+        """Return why topics cannot be received from, and the running handler; may be called from any thread."""
         broker = self._broker
         return {**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running()
 
-    def _pause(self, seconds: float, *, goes_on: bool) -> None:
-        """Wait after an error; while the broker is away (`goes_on`), deferred messages are run."""
+    def _pause(self, seconds: float, *, may_run_due: bool) -> None:
+        """Wait after an error. With `may_run_due`, since only the broker is unavailable, run due deferred messages meanwhile."""
         until = time.monotonic() + seconds
-        while not self._stop.is_set() and (left := until - time.monotonic()) > 0:
-            if goes_on:
+        while not self._stop.is_set() and (remaining := until - time.monotonic()) > 0:
+            if may_run_due:
                 try:
                     self._run_due()
-                except Exception:  # the next step tells of it
-                    goes_on = False
-            left = min(left, max(0.0, until - time.monotonic()))
-            self._stop.wait(min(left, LOOK_SECONDS) if goes_on else left)
+                except Exception:  # the next `step` raises it again
+                    may_run_due = False
+            remaining = min(remaining, max(0.0, until - time.monotonic()))
+            self._stop.wait(min(remaining, POLL_SECONDS) if may_run_due else remaining)
 
     def _run_due(self) -> int:
-        """Prepare the database, then run deferred messages that are due, a batch at most; return their number."""
+        """Check the database, write what is overdue there, and run at most BATCH_SIZE due messages; return their number."""
         self._check_database()
-        self._announce()
+        self._send_heartbeat()
         self._recover()
         now = time.monotonic()
-        if now < min(self._looked_at + LOOK_SECONDS, self._due_at):
+        if now < min(self._due_checked_at + POLL_SECONDS, self._due_at):
             return 0
         number = 0
-        if self._look_for_due():
+        if self._check_due():
             while number < self._settings.batch_size and not self._stop.is_set() and self._run_one():
                 number += 1
         if number:
-            self._due_at = 0.0  # look again at once
+            self._due_at = 0.0  # more may be due, so the next step queries without waiting
         return number
 
     def _run_one(self) -> bool:
         """Run the deferred message that has been due for the longest time; return whether there was one."""
         doubt = Doubt()
         try:
-            taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_mine)
+            taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_granted)
             if taken is None:
                 return False
             if taken.crashes:  # it may have killed a process
@@ -267,29 +276,33 @@ class Worker:
             doubt.end()
         self.counts.add(result.outcome)
         if result.outcome is Outcome.RELEASED:
-            self._unended.append((taken.id, taken.runs))
-            self._note_outage(taken.delivery)
+            self._unrecorded_runs.append((taken.id, taken.runs))
+            self._remember_outage(taken.delivery)
         else:
-            self._used_at = time.monotonic()
-        if result.ends_with is not None:
-            raise result.ends_with
+            self._database_used_at = time.monotonic()
+        if result.error_to_raise is not None:
+            raise result.error_to_raise
         return True
 
-    def _look_for_due(self) -> bool:
-        """Return whether a deferred message is due, note when the next one is, and wake those that nobody else wakes."""
-        self._looked_at = time.monotonic()
-        is_due, is_asleep, seconds = deferred.look(self.group.name, self.group.using)
-        self._due_at = float("inf") if seconds is None else self._looked_at + seconds
-        if is_asleep and self._looked_at - self._swept_at > SWEEP_SECONDS:
+    def _check_due(self) -> bool:
+        """
+        Return whether a deferred message is due, and remember when the next one is.
+
+        If messages are asleep, also sweep: the process that should wake them may have died.
+        """
+        self._due_checked_at = time.monotonic()
+        is_due, is_asleep, seconds = deferred.check_due(self.group.name, self.group.using)
+        self._due_at = float("inf") if seconds is None else self._due_checked_at + seconds
+        if is_asleep and self._due_checked_at - self._swept_at > SWEEP_SECONDS:
             deferred.sweep(self.group.using)
-            self._swept_at = self._looked_at
+            self._swept_at = self._due_checked_at
         return is_due
 
     def _receive_given_up(self, broker: Receives) -> int:
-        """Store what the server gave up as dead letters; return their number."""
-        if not GivesUp.has(broker) or time.monotonic() - self._given_up_at < LOOK_SECONDS:
+        """Store messages that the server gave up as dead letters, and acknowledge them to the server; return their number."""
+        if not GivesUp.has(broker) or time.monotonic() - self._given_up_checked_at < POLL_SECONDS:
             return 0
-        self._given_up_at = time.monotonic()
+        self._given_up_checked_at = time.monotonic()
         topics = limits.topics_with_room(self.group, self._topics)
         given_up = GivesUp.of(broker).receive_given_up(self.group.name, topics, limit=GIVEN_UP_AT_ONCE) if topics else []
         results = defer(
@@ -298,8 +311,8 @@ class Worker:
         known = []
         for delivery, result in zip(given_up, results, strict=True):
             self.counts.add(result.outcome)
-            if result.outcome is Outcome.RELEASED:  # it comes again
-                self._note_outage(delivery)
+            if result.outcome is Outcome.RELEASED:  # it stays at the server, and is received again
+                self._remember_outage(delivery)
                 continue
             known.append(delivery)
             if result.outcome is Outcome.DEAD_LETTER:
@@ -310,40 +323,40 @@ class Worker:
         return len(given_up)
 
     def _handle_received(self, broker: Receives, deliveries: Sequence[Delivery], received_at: float) -> None:
-        self._behind = set()
+        self._deferred_keys = set()
         started_at = time.monotonic()
         self._lease_thread.hold(broker, plan(self.group, deliveries), received_at=received_at)
         handled = self._handle_all(broker)
-        # A slow message is remembered for some receives, so that fewer are received and deferred.
+        # A slow message lowers the limit of the next receives, so that fewer messages wait behind a slow one and are deferred.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
 
     def _handle_all(self, broker: Receives) -> int:
-        """Handle the received deliveries; return their number. After an outage the rest is released, after a stop deferred."""
+        """Handle the received deliveries; return their number. Release the rest after an outage, defer the rest after a stop."""
         acked_at = time.monotonic()
         handled = 0
-        is_outage, ends_with = False, None
+        is_outage, error_to_raise = False, None
         try:
-            while not (is_outage or ends_with or self._stop.is_set()) and (taken := self._lease_thread.take()):
+            while not (is_outage or error_to_raise or self._stop.is_set()) and (taken := self._lease_thread.take()):
                 handled += len(taken)
-                is_outage = True  # where an error leaves this block
+                is_outage = True  # in case `_handle` raises an error, so that the rest is released
                 results = self._handle([held.delivery for held in taken])
                 is_outage = self._settle(taken, results)
-                ends_with = next((result.ends_with for result in results if result.ends_with), None)
-                self._used_at = 0.0 if is_outage else time.monotonic()
+                error_to_raise = next((result.error_to_raise for result in results if result.error_to_raise), None)
+                self._database_used_at = 0.0 if is_outage else time.monotonic()
                 if time.monotonic() - acked_at > ACK_WITHIN_SECONDS:
                     self._ack(broker)
                     acked_at = time.monotonic()
         finally:
-            self._end_all(broker, is_outage=is_outage)
-        if ends_with is not None:
-            raise ends_with
+            self._settle_rest(broker, is_outage=is_outage)
+        if error_to_raise is not None:
+            raise error_to_raise
         return handled
 
     def _handle(self, deliveries: list[Delivery]) -> list[HandlingResult]:
         """Handle deliveries that were planned together."""
         first = deliveries[0]
         if len(deliveries) == 1:
-            if order_key_of(first) in self._behind:
+            if order_key_of(first) in self._deferred_keys:
                 return defer(self.group, [(first, Deferral.unhandled(Reason.BEHIND, first))])
             return [handle(self.group, first, self._lease_thread)]
         if find_consumer(self.group, first) is None:
@@ -353,70 +366,74 @@ class Worker:
         return handle_together(self.group, deliveries, self._lease_thread)
 
     def _settle(self, taken: Sequence[Held], results: Sequence[HandlingResult]) -> bool:
-        """Count results, and mark known messages to be acknowledged; return whether the database is away."""
+        """Count results, and mark stored messages as ready to be acknowledged; return whether the database is unavailable."""
         is_outage = False
         for held, result in zip(taken, results, strict=True):
             if result.outcome is Outcome.RELEASED:
                 is_outage = True
-                self._note_outage(held.delivery)
+                self._remember_outage(held.delivery)
                 continue
             self.counts.add(result.outcome)
-            loop_errors.clear(self._inbox_loop)  # a step without messages says nothing about the inbox
+            loop_errors.clear(self._inbox_loop)  # only here: a step without messages does not show that the inbox can be written
             self._lease_thread.done(held)
             if result.outcome is Outcome.DEFERRED:
                 self._due_at = 0.0
             if result.is_failure:
-                self._limits.note_failure(held.delivery.topic)
+                self._limits.count_failure(held.delivery.topic)
             if result.order_key is not None:
-                self._behind.add(result.order_key)
+                self._deferred_keys.add(result.order_key)
         return is_outage
 
-    def _note_outage(self, delivery: Delivery) -> None:
-        self._used_at = 0.0
+    def _remember_outage(self, delivery: Delivery) -> None:
+        self._database_used_at = 0.0
         self._probe_bytes = len(delivery.body)
 
-    def _leave_session(self) -> None:
-        """Close Django's connection: a handler may have left a setting in its session that has the database refuse."""
+    def _end_session(self) -> None:
+        """
+        Close Django's connection, and end its session.
+
+        A handler may have changed a setting of the session (such as its role), so that the database refuses all writes.
+        """
         connection = connections[self.group.using]
-        if not connection.in_atomic_block:  # of a test
+        if not connection.in_atomic_block:  # in a test, closing would lose the transaction around it
             if connection.connection is not None:
-                connection.connection.close()  # a pool of Django's would keep the session
+                connection.connection.close()  # with a pool, Django's own close() would keep the session for reuse
             connection.close()
 
-    def _note_late(self, delivery: Delivery) -> None:
+    def _report_late(self, delivery: Delivery) -> None:
         self.counts.late += 1
         text = (
-            "Message %s was settled too late by group %r: the broker delivers it again. If this happens often, increase "
+            "Group %r acknowledged message %s too late, so the broker delivers it again. If this happens often, increase "
             'OUTBOX["CONSUMER"]["INVISIBLE"].'
         )
-        logger.warning(text, delivery.message_id, self.group.name, extra=fields_of(delivery))
+        logger.warning(text, self.group.name, delivery.message_id, extra=fields_of(delivery))
 
-    def _end_all(self, broker: Receives, *, is_outage: bool) -> None:
-        """Acknowledge what is known. Defer the rest and acknowledge it, too, or release it if the database is away."""
-        left = self._lease_thread.end_waiting()
-        stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in left]
-        results = [RELEASED] * len(left) if is_outage else defer(self.group, stopped)
+    def _settle_rest(self, broker: Receives, *, is_outage: bool) -> None:
+        """Acknowledge finished deliveries. Defer and acknowledge the others, or release them if the database is unavailable."""
+        remaining = self._lease_thread.end_waiting()
+        stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in remaining]
+        results = [RELEASED] * len(remaining) if is_outage else defer(self.group, stopped)
         for result in results:
             self.counts.add(result.outcome)
         is_known = [result.outcome is not Outcome.RELEASED for result in results]
         try:
-            self._ack(broker, list(compress(left, is_known)))
+            self._ack(broker, list(compress(remaining, is_known)))
         finally:
             if not all(is_known):
-                broker.release([delivery for delivery, known in zip(left, is_known, strict=True) if not known])
+                broker.release([delivery for delivery, known in zip(remaining, is_known, strict=True) if not known])
 
     def _ack(self, broker: Receives, more: Sequence[Delivery] = ()) -> None:
         if done := [*self._lease_thread.end_done(), *more]:
             for delivery, is_acked in zip(done, broker.ack(done), strict=True):
                 if not is_acked:
-                    self._note_late(delivery)
+                    self._report_late(delivery)
 
-    def _unload(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
-        """Defer what waits behind a slow handler, over a connection of its own, and acknowledge that and what is done."""
-        limits_ = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
+    def _defer_waiting(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
+        """Defer deliveries that wait behind a slow handler, over a separate connection; acknowledge them and finished ones."""
+        settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         if waiting:
             with database.connect(
-                self.group.using, application_name="outbox slow handler", settings=limits_, connect_timeout=1
+                self.group.using, application_name="outbox slow handler", settings=settings, connect_timeout=1
             ) as connection:
                 deferrals = [(delivery, Deferral.unhandled(Reason.SLOW, delivery)) for delivery in waiting]
                 deferred.defer(connection, self.group.name, deferrals)
@@ -424,79 +441,80 @@ class Worker:
         if (broker := self._broker) is not None:
             broker.ack([*waiting, *done])
 
-    def _say(self, error: Exception, pause: float) -> None:
-        """Log an error, without a traceback where database or broker are away."""
+    def _log_error(self, error: Exception, pause: float) -> None:
+        """Log an error; without a traceback if the database or broker is unavailable."""
         extra = log_fields(group=self.group.name, broker=self.alias, database=self.group.using)
         if isinstance(error, NotMigrated):
             logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
         elif isinstance(error, InboxRefused):
-            text = "Group %r waits: the database refuses what is written about its messages: %s"
+            text = "Group %r waits, since the database refuses every write to its inbox and deferred messages: %s"
             logger.error(text, self.group.name, error, extra=extra)
         elif isinstance(error, OUTAGES):
-            text = "Group %r lost its database or broker %r, next try in %.1f s: %s"
+            text = "Group %r cannot reach its database or broker %r, and tries again in %.1f s: %s"
             logger.warning(text, self.group.name, self.alias, pause, str(error).strip(), extra=extra)
         else:
-            text = "Group %r of broker %r failed, next try in %.1f s"
+            text = "A worker of group %r at broker %r failed, and tries again in %.1f s."
             logger.error(text, self.group.name, self.alias, pause, exc_info=error, extra=extra)
 
     def _check_database(self) -> None:
         """
-        Check that the database is there before messages are received.
+        Raise an error if the database is unavailable, before messages are received.
 
-        The connection is kept whatever CONN_MAX_AGE is: opening one costs more than handling most messages.
+        The connection is kept regardless of CONN_MAX_AGE: opening a new one costs more than handling most messages.
         """
-        if time.monotonic() - self._used_at > IDLE_SECONDS:
+        if time.monotonic() - self._database_used_at > IDLE_SECONDS:
             database.drop_if_lost(self.group.using)
             connections[self.group.using].ensure_connection()
-            if not self._used_at:
+            if not self._database_used_at:
                 database.ensure_fit(self.group.using, database.raw(self.group.using))
-            self._used_at = time.monotonic()
+            self._database_used_at = time.monotonic()
 
     def _recover(self) -> None:
-        """After an outage, write what could not be written. Raises where the database would refuse a message as before."""
+        """After an outage, raise an error if the database still cannot store a message of that size; record the ends of runs."""
         if self._probe_bytes is not None:
-            with own_statements():
+            with inbox_statements():
                 deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)
             self._probe_bytes = None
-        if self._unended:
-            deferred.end_late(self._unended, self.group.using)
-            self._unended = []
+        if self._unrecorded_runs:
+            deferred.end_late(self._unrecorded_runs, self.group.using)
+            self._unrecorded_runs = []
 
-    def _announce(self) -> None:
-        """Send a heartbeat with the subscriptions of this process, before the first receive and then periodically."""
-        if time.monotonic() - self._announced_at > heartbeats.BEAT_SECONDS:
+    def _send_heartbeat(self) -> None:
+        """Send a heartbeat with the subscriptions of this process: before the first receive, and then periodically."""
+        if time.monotonic() - self._heartbeat_at > heartbeats.BEAT_SECONDS:
             with guarded_transaction(self.group.using):
-                subscriptions.beat(self.group, self.alias, note=self._note)
-            self._announced_at = time.monotonic()
+                subscriptions.beat(self.group, self.alias, note=self._heartbeat_note)
+            self._heartbeat_at = time.monotonic()
 
     def _new_lease_thread(self) -> LeaseThread:
-        is_in_test = connections[self.group.using].in_atomic_block  # whose rows no other connection may write
-        beat, unload = self._beat_beside if self._note else None, None if is_in_test else self._unload
+        is_in_test = connections[self.group.using].in_atomic_block  # another connection would not see the rows of the test
+        beat, unload = self._beat_separately if self._heartbeat_note else None, None if is_in_test else self._defer_waiting
         return LeaseThread(self._stop, self._name, beat=beat, unload=unload)
 
-    def _beat_beside(self) -> None:
-        """Send a heartbeat while a handler runs, over a connection of its own."""
+    def _beat_separately(self) -> None:
+        """Send a heartbeat while a handler runs, over a separate connection."""
         limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         with database.connect(
             self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
         ) as connection:
-            subscriptions.beat(self.group, self.alias, note=self._note, over=connection)
+            subscriptions.beat(self.group, self.alias, note=self._heartbeat_note, over=connection)
 
-    def _connected(self) -> Receives:
+    def _open_broker(self) -> Receives:
         if self._broker is None:
             broker = Receives.of(conf.make_broker(self.alias))
-            introduce(broker, self.group)
+            set_owner_and_topics(broker, self.group)
             self._broker = broker
-            note_worker(self.alias, self.group.name, self._name, self)
+            register_worker(self.alias, self.group.name, self._name, self)
         return self._broker
 
 
 def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
-    Return deliveries in the order of work, in lists that are handled together.
+    Return deliveries in the order in which they are handled, in lists that are handled together.
 
-    On topics without order, first those that no handler takes, and those that were delivered before, which are ignored or
-    deferred together; then all others in the order received, which on ordered topics is that of their keys.
+    The first lists hold the deliveries of unordered topics that no handler takes, which are ignored together, and those that were
+    delivered before, which are deferred together. All others follow in the order in which they were received; on ordered topics,
+    this keeps the messages of a key in order.
     """
     ignored: list[Delivery] = []
     again: list[Delivery] = []
@@ -535,7 +553,7 @@ class ConsumerThreads:
 
     def __init__(self, groups: Sequence[Group], threads: int = 1) -> None:
         self._stop = threading.Event()
-        self._failures: list[BaseException] = []
+        self._errors: list[BaseException] = []
         self.workers = [
             Worker(group, alias, stop=self._stop) for group in groups for alias in group.brokers for _ in range(threads)
         ]
@@ -543,9 +561,9 @@ class ConsumerThreads:
 
     def start(self, *, until_idle: bool = False, once: bool = False) -> None:
         """
-        Start the threads. Each ends when it is stopped, with `until_idle` when no message comes, with `once` after one batch.
+        Start the threads. Each runs until it is stopped; with `until_idle` until no message comes; with `once` for one receive.
 
-        With `until_idle` or `once`, a longer outage of database or broker ends all threads; otherwise they wait until it is over.
+        With `until_idle` or `once`, an outage longer than PATIENCE_SECONDS ends all threads; otherwise they wait for its end.
         """
         for worker in self.workers:
             name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
@@ -570,12 +588,12 @@ class ConsumerThreads:
         Wait until all threads have ended.
 
         Raises:
-            BaseException: what ended a worker that was not stopped.
+            BaseException: the error that ended a worker.
         """
         for thread in self.threads:
             thread.join()
-        for failure in self._failures:
-            raise failure
+        for error in self._errors:
+            raise error
 
     def counts(self) -> dict[str, Counts]:
         """Return the counts of outcomes by group."""
@@ -589,7 +607,7 @@ class ConsumerThreads:
         try:
             worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
         except BaseException as error:  # an interrupt in a thread must be propagated
-            self._failures.append(error)
+            self._errors.append(error)
             self._stop.set()
         finally:
             worker.close()

@@ -1,14 +1,17 @@
 """
 Half first: the broker stores the half message before the work of the transaction begins.
 
-THE ORDER. The first statements of the transaction insert the message row and its decided batch. Then the half message is
-sent, the work is done, the database commits, and the half message is committed. A check-back in the meantime waits for the
-lock on the message row, and so for the end of the transaction. It therefore answers what the database finally holds.
+A half message is stored by the broker and hidden from consumers. To end it is to commit it or roll it back. In a check-back, the
+broker asks whether the half message's transaction committed.
 
-While its topic is paused, a message does not go half first: it is stored like any other, and a relay sends it after the resume.
+THE ORDER. The first statements of the transaction insert the message row and its batch, which is decided. Then the half message
+is sent, the work is done, the database commits, and the half message is committed. A check-back in the meantime waits for the
+lock on the message row, and so for the end of the transaction. Therefore its answer agrees with the final state of the database.
 
-A half message that this process does not end, because it died, was too late or does not know the outcome of its database
-commit, is ended by the check-back (`check_backs/resolve.py`) or by the sweep (`relay/commit.py`), whichever comes first.
+While its topic is paused, a message does not go half first: it is stored like any other, and a relay sends it after the pause.
+
+If this process does not end the half message, because it died, was too late, or does not know whether its database commit
+succeeded, a check-back (`check_backs/resolve.py`) or the sweep (`relay/commit.py`) ends it, whichever comes first.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from outbox.half_first.producers import acquire
 from outbox.message import TopicType
 from outbox.topics import is_paused, topic_id
 
-if TYPE_CHECKING:  # publishing is above this package, and passes the draft in
+if TYPE_CHECKING:  # publishing imports this package, and passes the draft
     from outbox.publishing.draft import Draft
 
 
@@ -40,22 +43,22 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
     Open the outermost transaction of a database, with a message that goes half first.
 
     While the topic is paused, the message is published as usual and the broker is not called. A pause that begins later has no
-    effect on the half message: it is committed with its transaction.
+    effect on the half message: it is committed after its transaction.
 
     Args:
-        publish: writes the message in the open transaction, for a relay to send.
+        publish: writes the message in the transaction, for a relay to send; called if the topic is paused.
         about: the row that the message is about, in the form of the column `outbox_message.about`.
 
     Raises:
         ConfigurationError: the message's topic takes no half messages.
-        NotOutermost: a transaction is open already; or Django's autocommit was off, and the connection was closed.
+        NotOutermost: the connection is in a transaction already; or Django's autocommit was off, and the connection was closed.
         HalfNotStored: the broker did not confirm that it has stored the half message. The work has not begun.
-        BrokenTransaction: the work swallowed an error that aborted its transaction; or it is unknown whether the transaction was
-            committed, since its connection was left inside a statement or transaction. The check-back finds out.
+        BrokenTransaction: the work caught an error that had aborted its transaction; or it is unknown whether the transaction was
+            committed, since a statement or transaction on its connection did not end. Then a check-back finds out.
     """
     if problem := topic_problem(draft.topic):
         raise ConfigurationError(f"{draft.subject} cannot go half first: {problem[0]}", hint=problem[1])
-    _close_left(draft, using)
+    _close_unfinished(draft, using)
     topic = topic_id(draft.topic, using)
     if is_paused(topic, using):
         with ExitStack() as stack:
@@ -67,12 +70,12 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
         try:
             half_id = HalfMessages.of(broker).new_half_id(str(draft.id))
         except BrokerUnavailable as error:
-            raise HalfNotStored(f"{draft.subject} was not sent half first, nothing was done: {error}") from error
+            raise HalfNotStored(f"{draft.subject} was not sent half first, so nothing was done: {error}") from error
         message = HalfFirstMessage(broker, draft, using, half_id=half_id)
         try:
             with ExitStack() as stack:
                 _enter_transaction(stack, draft, using)
-                # Registered before the work: it runs before the work's own callbacks, and no rolled back savepoint removes it.
+                # Registered first, so that it runs before on_commit callbacks of the work, and no savepoint can remove it.
                 django_transaction.on_commit(message.commit, using=using, robust=True)
                 message.prepare(topic, about=about)
                 failpoint("half_first.after_prepare")
@@ -84,14 +87,14 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
                     message.is_undone = django_transaction.get_rollback(using)
                     require_alive(using, f"The transaction of {draft.subject}", has_begun=True)
         except IntegrityError:
-            message.is_undone = True  # at COMMIT: a deferred constraint, so the server itself has rolled back
+            message.is_undone = True  # raised at COMMIT by a deferred constraint, so the server has rolled back
             raise
         finally:
             message.settle()
 
 
 def topic_problem(topic: str) -> tuple[str, str] | None:
-    """Return why messages of a topic cannot go half first, as the end of a sentence, and what to do; None where they can."""
+    """Return why messages of a topic cannot go half first, as the end of a sentence, and what to do; None if they can."""
     settings = conf.topic_settings(topic)
     broker = conf.broker_class(settings.broker)
     if settings.type is not TopicType.TRANSACTION:
@@ -107,8 +110,8 @@ def topic_problem(topic: str) -> tuple[str, str] | None:
     return None
 
 
-def _close_left(draft: Draft, using: str) -> None:
-    """Close the connection where it is broken, or was left inside a transaction that no code will end."""
+def _close_unfinished(draft: Draft, using: str) -> None:
+    """Close the connection if it is broken, or was left in a transaction that no code will end."""
     try:
         refuse_manual(using)
     except BrokenTransaction as error:
@@ -121,7 +124,7 @@ def _enter_transaction(stack: ExitStack, draft: Draft, using: str) -> None:
         stack.enter_context(guarded_transaction(using))
     except RuntimeError as error:
         raise NotOutermost(
-            f"{draft.subject} cannot go half first inside a transaction of database {using!r} that is open already: its half "
-            "message is committed when that transaction is, not before.",
+            f"{draft.subject} cannot go half first inside another transaction of database {using!r}: the half message would be "
+            "committed only after that transaction.",
             hint="Remove the atomic() around it; with ATOMIC_REQUESTS, also decorate the view with @non_atomic_requests.",
         ) from error

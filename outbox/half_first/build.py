@@ -1,4 +1,4 @@
-"""The functions that build what goes half first: `@transactional(half_first=build)`."""
+"""The functions that build messages that go half first: `@transactional(half_first=build)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.message import Message
 
 Build = Callable[..., "Message | tuple[Message, Model]"]
 
-registered: dict[Build, None] = {}  # each once: method_decorator decorates anew at every call
+registered: dict[Build, None] = {}  # a dict instead of a list, since method_decorator applies the decorator at each call
 
 
 def remember(build: Build, function: Callable[..., Any]) -> None:
@@ -27,29 +27,29 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
     """
     if not callable(build) or iscoroutinefunction(build):
         raise ConfigurationError(
-            f"@transactional(half_first={build!r}) needs a plain function that builds the message; it runs in the thread that "
-            "holds the transaction."
+            f"@transactional(half_first={build!r}) needs a plain function that builds the message, not a coroutine function. It "
+            "is called in the thread that holds the transaction."
         )
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not takes_any and "message" not in parameters:
         raise ConfigurationError(
-            f"{function.__qualname__} is published half first and has no parameter `message`.",
-            hint=f"Give it a parameter of that name: it gets what {build.__qualname__} built.",
+            f"{function.__qualname__} has half_first={build.__qualname__}, but no parameter `message`.",
+            hint="Add a parameter of that name: the function gets the message that was built.",
         )
     registered[build] = None
 
 
 def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
-    """Return a message that was built, and the row it is about where that was named."""
+    """Return the built message, and the row that it is about; None if none was given."""
     return built if isinstance(built, tuple) else (built, None)
 
 
 def built_types() -> Iterator[tuple[str, type[Message]]]:
-    """Return the name of each function that builds, and each message type that its annotation says it gives."""
+    """Yield the name of each function that builds messages with each message type of its return annotation."""
     for build in registered:
         hints: dict[str, Any] = {}
-        with suppress(NameError):  # a name for type checkers only
+        with suppress(NameError):  # the annotation uses a name that is only imported for type checkers
             hints = get_type_hints(build)
         for kind in _parts_of(hints.get("return")):
             if inspect.isclass(kind) and issubclass(kind, Message):
@@ -57,7 +57,7 @@ def built_types() -> Iterator[tuple[str, type[Message]]]:
 
 
 def _parts_of(hint: Any) -> Iterator[Any]:
-    """Take unions and tuples apart."""
+    """Yield the members of unions and tuples in an annotation."""
     parts = get_args(hint)
     if not parts:
         yield hint

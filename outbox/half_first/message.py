@@ -1,4 +1,4 @@
-"""The state of one half message that its transaction sent, and how this process ends it."""
+"""One half message that goes half first: how its transaction sends it, and how this process ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db import connections
 from msgspec.structs import replace
 
 from outbox.batches.batch import ClaimedBatch
-from outbox.batches.half_first import insert_prepared, mark_half_first_sent, note_half_first_place
+from outbox.batches.half_first import insert_prepared, mark_half_first_sent, store_half_first_place
 from outbox.brokers.base import Broker, Ended, HalfRef, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.errors import HalfNotStored
@@ -31,8 +31,8 @@ class HalfFirstMessage:
     """
     A half message that goes half first.
 
-    It is committed only after the database commit, rolled back only if the transaction certainly did not commit, and otherwise
-    left to the check-back and the sweep. On brokers where a second end makes a second copy, it is committed only before
+    It is committed only after the database commit, and rolled back only if the transaction certainly did not commit. Otherwise it
+    is left to a check-back or the sweep. On a broker that stores a second copy for a second commit, it is committed only before
     `ends_until` of its batch; no other process ends it until then.
 
     Args:
@@ -41,23 +41,23 @@ class HalfFirstMessage:
 
     def __init__(self, broker: Broker, draft: Draft, using: str, *, half_id: str) -> None:
         self.half = HalfRef(draft.topic, half_id, str(draft.id))
-        self.is_undone = False  # the transaction has not committed, and never will
+        self.is_undone = False  # whether the transaction certainly never commits
         self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
-        self._batch_id: int  # since `prepare`
-        self._began = 0.0  # when row and batch were about to be written
+        self._batch_id: int  # set by `prepare`
+        self._began_at = 0.0  # just before the message row and the batch were written
         self._is_stored = False
         self._is_committed = False
 
     def prepare(self, topic: int, *, about: str | None) -> None:
         """
-        Insert message row and batch in the open transaction. The time in which the half message may be ended begins here.
+        Insert message row and batch in the transaction. The broker's window for ending the half message begins here.
 
         Raises:
             HalfNotStored: the message has a tombstone. The transaction is aborted.
         """
-        self._began = monotonic()
+        self._began_at = monotonic()
         window = self._broker.commit_window
         half_id = self.half.half_id
         self._batch_id, source = insert_prepared(self._draft, topic, self._using, half_id=half_id, about=about, window=window)
@@ -70,18 +70,18 @@ class HalfFirstMessage:
         Raises:
             HalfNotStored: the broker did not confirm that it is stored. If it is, the check-back rolls it back.
         """
-        refusal = f"{self._draft.subject} was not sent half first, nothing was done. Broker {self._broker.alias!r}"
+        refusal = f"{self._draft.subject} was not sent half first, so nothing was done. Broker {self._broker.alias!r}"
         try:
-            [outcome] = self._broker.send_halves([self._seal(about)])
+            [outcome] = self._broker.send_halves([self._outgoing(about)])
         except Exception as error:
             raise HalfNotStored(f"{refusal} raised {type(error).__name__}: {error}") from error
         if outcome.status is not SendStatus.ACCEPTED:
-            raise HalfNotStored(f"{refusal} says {outcome.status}: {outcome.reason}")
+            raise HalfNotStored(f"{refusal} returned {outcome.status}: {outcome.reason}")
         self._is_stored = True
         self.half = replace(self.half, place=outcome.place)
-        if outcome.place:  # for the process that may have to end it instead
+        if outcome.place:  # another process may have to end the half message, and needs it
             with connections[self._using].cursor() as cursor:
-                note_half_first_place(cursor, self._batch_id, outcome.place)
+                store_half_first_place(cursor, self._batch_id, outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:
@@ -93,14 +93,14 @@ class HalfFirstMessage:
             raise
 
     def commit(self) -> None:
-        """Commit the half message after the database commit, unless the time for it is over."""
+        """Commit the half message after the database commit, unless the broker's window is over."""
         self._is_committed = True
         failpoint("half_first.after_commit")
         window = self._broker.commit_window
-        within = None if window is None else window - timedelta(seconds=monotonic() - self._began)
+        within = None if window is None else window - timedelta(seconds=monotonic() - self._began_at)
         if within is not None and within <= timedelta(0):
             logger.info(
-                "The transaction of message %s committed late; its half message is left to the check-back.",
+                "The transaction of message %s ended after the broker's window; a check-back or sweep commits the half message.",
                 self.half.message_id,
                 extra=self._fields(),
             )
@@ -112,7 +112,7 @@ class HalfFirstMessage:
                 mark_half_first_sent(cursor, self._batch_id)
         else:
             logger.warning(
-                "The half message of %s is not committed yet, and left to the check-back: %s, %s %s",
+                "The half message of %s could not be committed yet; a check-back or a sweep does so: %s, %s %s",
                 self.half.message_id,
                 outcome.status,
                 outcome.ended,
@@ -125,8 +125,8 @@ class HalfFirstMessage:
         if self.is_undone and self._is_stored and not self._is_committed:
             try:
                 self._end(Resolution.ROLLBACK)
-            except Exception:  # the caller's own exception is on its way
-                text = "The half message of %s is left to the check-back."
+            except Exception:  # logged only, since the exception that has undone the transaction is being raised
+                text = "The half message of %s could not be rolled back; a check-back does so."
                 logger.exception(text, self.half.message_id, extra=self._fields())
 
     def _fields(self) -> dict[str, Any]:
@@ -134,8 +134,8 @@ class HalfFirstMessage:
             message_id=self.half.message_id, topic=self._draft.topic, broker=self._draft.broker, database=self._using
         )
 
-    def _seal(self, about: str | None) -> Outgoing:
-        """Return the message as a relay would send it, in a batch of one with the number 0, which means half first."""
+    def _outgoing(self, about: str | None) -> Outgoing:
+        """Return the message as a relay would send it. Batch id 0 in its token means that it went half first."""
         draft = self._draft
         batch = ClaimedBatch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
         builder = OutgoingBuilder(batch, source=self.half.source, is_half=True)

@@ -1,8 +1,8 @@
 """
-The pool of broker clients with which this process sends half messages in transactions.
+The pool of broker clients with which this process sends half messages that go half first.
 
-A thread-safe broker has one client for all threads. Otherwise each open transaction has one of its own, which is kept for the
-next one. Clients are made at first use; a forked child makes its own.
+If a broker is thread-safe, all threads share one client. Otherwise each current transaction has a separate client, which is kept
+for the next transaction. Clients are made at first use; a forked child process makes new ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.check_backs.loop import listen_in_this_process
 from outbox.forks import ForkSafeLock
 
-# (process, alias) -> idle brokers, and the settings that they were made from. A list's pop and append are atomic.
+# (process, alias) -> the settings from which brokers were made, and the idle ones. pop() and append() of a list are atomic.
 _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
 class _Shared(msgspec.Struct):
-    """A broker that all threads share. `users` is counted under the lock; the last user of a retired broker closes it."""
+    """A broker that all threads share. `users` is changed under the lock; the last user of a retired broker closes it."""
 
     broker: Broker
     settings: conf.Settings
@@ -39,13 +39,13 @@ _lock = ForkSafeLock()
 @contextmanager
 def acquire(alias: str, using: str) -> Iterator[Broker]:
     """
-    Provide a broker that is thread-safe, or that no other thread uses inside the block.
+    Provide a broker that is thread-safe, or that no other thread uses during the block.
 
     Args:
-        using: the database from which this process answers check-backs, for brokers that ask producers.
+        using: the database from which this process answers check-backs, if the broker asks its producers.
     """
     kind = conf.broker_class(alias)
-    lend = _lend_shared if issubclass(kind, HalfMessages) and kind.is_thread_safe else _lend_own
+    lend = _lend_shared if issubclass(kind, HalfMessages) and kind.is_thread_safe else _lend_exclusive
     with lend(alias, using) as broker:
         yield broker
 
@@ -63,7 +63,7 @@ def close_idle() -> None:
 
 
 @contextmanager
-def _lend_own(alias: str, using: str) -> Iterator[Broker]:
+def _lend_exclusive(alias: str, using: str) -> Iterator[Broker]:
     idle = _idle_of(alias)
     try:
         broker = idle.pop()
@@ -83,14 +83,14 @@ def _lend_own(alias: str, using: str) -> Iterator[Broker]:
 def _lend_shared(alias: str, using: str) -> Iterator[Broker]:
     shared = _join(alias)
     try:
-        listen_in_this_process(alias, using)  # once, and again where it failed
+        listen_in_this_process(alias, using)  # does nothing if it has succeeded before
         yield shared.broker
     finally:
-        _leave(shared)
+        _release(shared)
 
 
 def _join(alias: str) -> _Shared:
-    """Return the broker that all threads share, and count its user."""
+    """Return the broker that all threads share, and count a user."""
     key, settings = (os.getpid(), alias), conf.settings()
     with _lock.current:
         shared = _shared.get(key)
@@ -102,7 +102,7 @@ def _join(alias: str) -> _Shared:
         return shared
 
 
-def _leave(shared: _Shared) -> None:
+def _release(shared: _Shared) -> None:
     with _lock.current:
         shared.users -= 1
         if shared.is_retired:
@@ -110,7 +110,7 @@ def _leave(shared: _Shared) -> None:
 
 
 def _retire(shared: _Shared | None) -> None:
-    """Close a broker that was made from older settings as soon as it has no users."""
+    """Close a broker that was made from older settings, now or when its last user releases it."""
     if shared is not None:
         shared.is_retired = True
         if not shared.users:

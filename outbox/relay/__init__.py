@@ -1,27 +1,28 @@
 """
 The relay decides when batches are claimed, sent and settled. The statements that change a batch are in `outbox/batches/`.
 
-`hosts.py` opens a relay for a database and a broker, and runs it from a Celery task or from `loops.py`.
-`rounds.py` is one round: claim (`claims.py`), load and send (`send.py`), then decide, commit and mark (`commit.py`, which
-also sweeps: it settles commits that stayed open). Messages that were not accepted go back (`splitter.py`).
-`cloudevents.py` builds the message for the broker from its row. `maintenance.py` keeps the tables in shape. An idle relay
-waits in `wakeup.py`; `breaker.py` decides how long nothing is sent after an outage.
+`hosts.py` opens a relay for a database and a broker, and runs it, for a Celery task or for `loops.py`. `rounds.py` does one
+round: claim (`claims.py`), load and send (`send.py`), then decide, commit and mark (`commit.py`). For a broker with transactional
+sends, `transactions.py` does all of this after the claim. Messages that were not accepted are given back (`splitter.py`). The
+sweep in `commit.py` settles commits that got no answer. `cloudevents.py` builds the message for the broker from its row.
+`maintenance.py` creates and drops daily partitions, and prunes. An idle relay waits in `wakeup.py`; `breaker.py` decides for how
+long nothing is sent during an outage.
 
 WHEN A RELAY IS KILLED, at whatever point, other relays finish its work:
 
 - Its database connection ends, and with it the session lock of its lane (`lane.py`). Other relays see at once that the
   lane is free.
 - Batches claimed but not decided: any relay of the broker claims them again, with attempt + 1 (`reclaim`); a relay that
-  takes the lane releases them first (`release_left`). Half messages of the old attempt are rolled back by the
-  check-back. A one-phase message that the broker had stored already becomes a duplicate, which the consumers' inbox
-  drops, or the broker itself where it deduplicates sends.
+  takes the lane releases them first (`release_left`). Half messages of the old attempt are rolled back by the check-back. If the
+  broker had already stored a one-phase message, it is stored a second time; the consumers' inbox drops the duplicate, or the
+  broker itself if it deduplicates sends.
 - Batches decided but not committed or not marked: the decision stands. The check-back answers COMMIT, and the sweep
-  settles the batch. Where a second end does no harm (the embedded broker), it commits again after `SWEEP_AGE`. Elsewhere
-  (RocketMQ) no other process ends their half messages before `ends_until`; a while later the sweep takes the batch over
-  (`batches/take_over.py`), looks its half messages up, and commits those that are hidden. A message that was certainly not
-  published is sent again; a message that cannot be proved either way is DEAD, for an operator to decide.
-- A late write of the killed relay names an older attempt, or a state that the batch has left, and matches no row: the
-  fence.
+  settles the batch. If a second end does no harm (on the embedded broker), the sweep commits again after `SWEEP_AGE`. On RocketMQ
+  no other process ends the half messages before `ends_until`. Some seconds after that, the sweep takes the batch over
+  (`batches/take_over.py`), looks up its half messages, and commits those that are hidden. A message that was certainly not
+  published is sent again. If nothing proves whether a message was published, it becomes DEAD, for an operator to decide.
+- A late write of the killed relay names an older attempt, or a state that the batch no longer has, so it matches no row. This
+  is the fence.
 
-The check-back's part is in `check_backs/resolve.py`, the edges of the state machine are in `batches/`.
+How check-backs are answered is in `check_backs/resolve.py`; the steps of the state machine are in `batches/`.
 """

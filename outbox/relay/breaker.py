@@ -1,8 +1,8 @@
 """
-Circuit breakers, one for each topic and one for the broker: messages are not claimed during an outage, so it uses up no attempts.
+Circuit breakers, one for each topic and one for the broker: during an outage no messages are claimed, so no attempts are used up.
 
-A breaker opens for as much as the outage affects. While one topic gets no answer, it is skipped and the others go on. When
-several topics get no answer and no other topic gets one, the broker counts as unavailable.
+While a topic gets no answer, only the breaker of this topic opens: the topic is skipped, and the others are sent. When several
+topics get no answer, and no other topic gets one meanwhile, the breaker of the broker opens, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from outbox.outages import Backoff
 
-NAMED_TOPICS = 3  # topics named in the description of open breakers
+MAX_NAMED_TOPICS = 3  # in the description of open breakers
 NO_ANSWER = "The broker did not answer."
-PROBE_SECONDS = 60.0  # if a topic is not probed for this time after its wait, it has nothing to send
+PROBE_SECONDS = 60.0  # if a topic is not probed within this time after its wait, it has nothing to send
 
 
 class BreakerState(enum.StrEnum):
@@ -33,8 +33,8 @@ class Breaker:
     A circuit breaker that opens after several batches in a row got no answer. Each failed probe doubles the wait.
 
     Args:
-        threshold: how many batches in a row open it.
-        backoff: how long it stays open, by how often it has opened since the last answer.
+        threshold: the number of batches in a row without an answer that opens the breaker.
+        backoff: how long it stays open; the argument is how often it has opened since the last answer.
         clock: a monotonic clock, in seconds.
     """
 
@@ -55,7 +55,7 @@ class Breaker:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the last send got no answer, and the next one is due."""
+        """Whether the breaker is open, or was so recently that a probe is still to be expected."""
         return self._openings > 0 and self._clock() < self.open_until + PROBE_SECONDS
 
     @property
@@ -63,15 +63,15 @@ class Breaker:
         """The remaining wait, in seconds; 0 when closed."""
         return max(0.0, self.open_until - self._clock()) if self._openings else 0.0
 
-    def note_answer(self) -> None:
-        """Close the breaker: there was an answer, whatever it said."""
+    def record_answer(self) -> None:
+        """Close the breaker, since there was an answer, even if it was an error."""
         self._failures = self._openings = 0
 
     def end_wait(self) -> None:
         """End the wait of an open breaker, so that the next probe may pass."""
         self.open_until = self._clock()
 
-    def note_unavailable(self) -> bool:
+    def record_no_answer(self) -> bool:
         """Count a batch that got no answer; return whether that opened the breaker."""
         self._failures += 1
         if self._openings == 0 and self._failures < self._threshold:
@@ -88,40 +88,40 @@ class Breaker:
 
 class Budget(msgspec.Struct):
     """
-    How many bytes of bodies go to a broker in one call, or in one transaction; they are also the most in memory at a time.
+    How many bytes of bodies are sent to a broker in one call, or in one transaction, and are in memory at a time.
 
-    A slow call halves it, so that messages that did not get through before their time-out are not sent again all together. A
-    fast call that it has limited doubles it.
+    A slow call halves the budget, so that after a timeout fewer messages are sent together. A fast call that used more than half
+    of the budget doubles it.
     """
 
     size: int = 1024 * 1024
 
-    LEAST, MOST = 64 * 1024, 8 * 1024 * 1024
-    FAST_SECONDS, SLOW_SECONDS = 0.5, 2.0  # brokers wait for 5 s and longer
+    MIN_SIZE, MAX_SIZE = 64 * 1024, 8 * 1024 * 1024
+    FAST_SECONDS, SLOW_SECONDS = 0.5, 2.0  # the timeouts of brokers are 5 s and longer
 
-    def note(self, size: int, seconds: float) -> None:
-        """Note how long a call took for that many bytes, whether or not it was answered."""
+    def adapt(self, size: int, seconds: float) -> None:
+        """Adapt the budget to the duration of a call that sent a number of bytes, whether or not it was answered."""
         if seconds > self.SLOW_SECONDS:
-            self.size = max(self.LEAST, min(self.size, size) // 2)
+            self.size = max(self.MIN_SIZE, min(self.size, size) // 2)
         elif seconds < self.FAST_SECONDS and 2 * size > self.size:
-            self.size = min(self.MOST, 2 * self.size)
+            self.size = min(self.MAX_SIZE, 2 * self.size)
 
 
 class Breakers:
     """
-    The breakers of one broker and of its topics, and how much it takes at a time.
+    The breakers of one broker and of its topics, and the budget of a call.
 
     Args:
         make: returns a new, closed breaker.
     """
 
-    TOPICS = 3  # topics without an answer, and none with one in between, after which the broker counts as unavailable
+    TOPICS = 3  # if this many topics get no answer, and none gets one meanwhile, the broker counts as unavailable
 
     def __init__(self, make: Callable[[], Breaker]) -> None:
         self.budget = Budget()
         self._make = make
         self._broker = make()
-        self._topics: dict[str, Breaker] = {}  # of topics whose last send got no answer
+        self._topics: dict[str, Breaker] = {}  # the breakers of topics whose last send got no answer
         self._reasons: dict[str, str] = {}  # topic -> why its last send got no answer
         self._unanswered: set[str] = set()  # topics whose breakers have opened since any topic got an answer
 
@@ -137,47 +137,52 @@ class Breakers:
 
     @property
     def failed_topics(self) -> list[str]:
-        """The topics whose last send got no answer; the first is the one that has waited longest for another try."""
+        """The topics whose last send got no answer; first the one whose wait ends, or has ended, first."""
         return [name for _, name in sorted((breaker.open_until, name) for name, breaker in list(self._topics.items()))]
 
     @property
     def open_topics(self) -> list[str]:
-        """The topics that are not claimed for now."""
+        """The topics that are not claimed now."""
         return [name for name, breaker in list(self._topics.items()) if breaker.state is BreakerState.OPEN]
 
     def describe(self) -> str:
-        """Return the text of `Process.breaker`, which is the same while topics wait for a probe and while they are probed."""
+        """Return the text for `Process.breaker`. It does not change between the wait and the probe of a topic."""
         names = sorted(name for name, breaker in list(self._topics.items()) if breaker.is_unanswered)
         if self.state is BreakerState.CLOSED and names:
-            more = f" and {len(names) - NAMED_TOPICS} more" if len(names) > NAMED_TOPICS else ""
-            return f"open for {', '.join(names[:NAMED_TOPICS])}{more}"
+            more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
+            return f"open for {', '.join(names[:MAX_NAMED_TOPICS])}{more}"
         return str(self.state)
 
     def is_probed(self, topic: str) -> bool:
-        """Return whether one message of a topic is sent ahead of its others: its last send got no answer, or its broker none."""
+        """Return whether to send one message of a topic first, because the topic or the broker has not answered last time."""
         return topic in self._topics or self.state is BreakerState.HALF_OPEN
 
-    def note_answer(self, topic: str) -> None:
-        """Close the breakers of a topic and of the broker: there was an answer, whatever it said."""
+    def record_answer(self, topic: str) -> None:
+        """Close the breakers of a topic and of the broker, since there was an answer, even if it was an error."""
         self._topics.pop(topic, None)
         self._reasons.pop(topic, None)
         self._unanswered.clear()
         if self.state is not BreakerState.CLOSED:  # the broker is back, so its other topics may be, too
             for breaker in list(self._topics.values()):
                 breaker.end_wait()
-        self._broker.note_answer()
+        self._broker.record_answer()
 
     def reason(self, topic: str = "") -> str:
-        """Return why the last send of a topic got no answer; where that is unknown, of the latest topic."""
+        """Return why the last send of a topic got no answer; if that is unknown, why that of the latest topic got none."""
         return self._reasons.get(topic) or next(reversed(self._reasons.values()), NO_ANSWER)
 
-    def note_unavailable(self, topic: str, reason: str = "") -> float:
-        """Count a batch that got no answer; return for how many seconds its topic, or the broker, is now skipped."""
+    def record_no_answer(self, topic: str, reason: str = "") -> float:
+        """
+        Count a batch that got no answer.
+
+        Returns:
+            The seconds for which its topic, or the broker, is skipped, if this has opened a breaker; otherwise 0.
+        """
         if reason:
-            self._reasons.pop(topic, None)  # so that the latest is the last
+            self._reasons.pop(topic, None)  # so that the latest reason is the last one
             self._reasons[topic] = reason
         breaker = self._topics.setdefault(topic, self._make())
-        is_opened = breaker.note_unavailable()
+        is_opened = breaker.record_no_answer()
         if is_opened:
             self._unanswered.add(topic)
         is_probe = self.state is BreakerState.HALF_OPEN

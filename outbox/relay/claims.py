@@ -1,6 +1,7 @@
 """
-Choose what a relay claims next: from which topics, and how many messages; and give delayed messages their ticket when they are
-due.
+Choose what a relay claims next: from which topics, and how many messages. Also give delayed messages a ticket when they are due.
+
+A ticket is the row of a waiting message. Claims read the tickets of a topic in the order of their positions.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from outbox.database import Connection
 
 class FullScanTimer(msgspec.Struct):
     """
-    When the next scan for tickets starts at position 0.
+    Decides when a scan for tickets starts at position 0.
 
-    Dead tuples of claimed tickets, which an old snapshot keeps from being vacuumed, come before the live ones, and a scan
-    from 0 passes all of them. So a scan starts at the last position seen. A ticket that was committed late may come before
-    that position, so a scan starts at 0 once a second, or more often while such scans are fast.
+    A scan from 0 reads all dead tuples of claimed tickets, which an old snapshot may keep from being vacuumed. So a scan usually
+    starts at the last claimed position. But a ticket with a lower position may have been committed later. So at least once a
+    second, and more often while such scans are fast, a scan starts at 0.
     """
 
     clock: Callable[[], float] = monotonic
     due_at: float = 0.0
 
-    LONGEST_SECONDS = 1.0
-    SHARE = 20  # scans from 0 take at most a twentieth of the time
+    MAX_INTERVAL_SECONDS = 1.0
+    INTERVAL_FACTOR = 20  # the interval is that many times the duration of the scan, so that scans take a twentieth of the time
 
     def is_due(self) -> bool:
         """Return whether the next scan starts at 0."""
         return self.clock() >= self.due_at
 
-    def note_full_scan(self, began: float) -> None:
-        """Schedule the next scan from 0 after one that began at that time of the clock and has just ended."""
+    def schedule_next(self, began: float) -> None:
+        """Schedule the next scan from 0, after one that began at a time of the clock has just ended."""
         now = self.clock()
-        self.due_at = now + min(self.LONGEST_SECONDS, (now - began) * self.SHARE)
+        self.due_at = now + min(self.MAX_INTERVAL_SECONDS, (now - began) * self.INTERVAL_FACTOR)
 
 
-MANY_TOPICS = 200  # a scan of all of them costs more than claiming a few hundred messages
+MANY_TOPICS = 200  # scanning the tickets of so many topics costs more than claiming a few hundred messages
 
-# While rounds are full and quick, claims double up to this many times the batch size: each round has a cost of its own.
+# While rounds are full and quick, the limit of a claim doubles, up to GROWTH times the batch size: each round has a fixed cost.
 GROWTH = 4
 QUICK_SECONDS = 1.0
 
@@ -64,18 +65,18 @@ class Claims:
 
     Args:
         lease: how long other relays leave a batch alone, by the database's clock.
-        batch_size: the most messages per topic, while claims have not grown; twice as many for all topics together, and at most
-            `MESSAGES_PER_CLAIM`.
+        batch_size: the initial `limit`.
         in_transactions: whether the batches are sent in transactions of the lane.
-        topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim looks only at the topics that had tickets in
-            the last full scan, while they still have some and the next full scan is not due.
+        topic_count: how many topics the broker has. From `MANY_TOPICS` on, a claim considers only the topics that had tickets in
+            the last full scan, as long as they still have some and the next full scan is not due.
         scan_positions: topic id -> the ticket position at which the next scan starts.
-        full_scans: when `claim` starts at position 0.
-        late_scans: when `claim_new` starts at position 0, after it has found nothing.
-        after: id of the last topic looked at.
-        busy: ids of the topics that had tickets in the last full scan. Empty: look at all topics.
-        foreign: names of topics that are not this relay's, whatever their rows say.
-        limit: the most messages per topic in the next claim.
+        full_scans: decides when `claim` starts at position 0.
+        late_scans: decides when `claim_new` starts at position 0, after it has found no ticket.
+        after: id of the last topic that a claim has considered; `ordered_after`: the same for ordered topics.
+        busy: ids of the topics that had tickets in the last full scan; empty if the next claim has to consider all topics.
+        foreign: names of topics that the settings do not assign to this broker, even if their rows do.
+        limit: maximum number of messages per topic in the next claim. All topics together get at most twice as many, and at most
+            `MESSAGES_PER_CLAIM`.
     """
 
     connection: Connection
@@ -100,7 +101,7 @@ class Claims:
         self.full_scans = FullScanTimer(self.clock)
         self.late_scans = FullScanTimer(self.clock)
 
-    def note_round(self, claimed: int, sent: int, seconds: float) -> None:
+    def adapt_limit(self, claimed: int, sent: int, seconds: float) -> None:
         """Double the limit after a full round that was quick and sent all of its messages; otherwise reset it."""
         is_worth_more = self.limit <= claimed == sent and seconds < QUICK_SECONDS
         grown = min(2 * self.limit, GROWTH * self.batch_size, MESSAGES_PER_CLAIM)
@@ -111,9 +112,9 @@ class Claims:
         Claim the oldest tickets of the broker's unordered topics.
 
         Args:
-            without: names of topics to leave out.
-            limit: at most this many messages, of one topic; by default, the limit of the claims.
-            only: the name of the only topic to look at.
+            without: names of topics to exclude.
+            limit: claim at most this many messages, of one topic. By default, `self.limit` messages of each topic.
+            only: the name of the only topic to consider.
         """
         scope = self._scope(without, only)
         is_due = self.full_scans.is_due()
@@ -122,7 +123,7 @@ class Claims:
         began = self.clock()
         batches = self._claim(scope, limit, is_full_scan=is_due)
         if is_due and limit is None:
-            self.full_scans.note_full_scan(began)
+            self.full_scans.schedule_next(began)
         return batches
 
     def _claim(
@@ -149,9 +150,10 @@ class Claims:
 
     def claim_new(self, topic_ids: Collection[int], *, without: Collection[str] = ()) -> list[ClaimedBatch]:
         """
-        Claim a few of the oldest tickets of each topic that has new messages; loads the messages of unordered topics, too.
+        Claim a few of the oldest tickets of each topic that has new messages; also load the messages of unordered topics.
 
-        Where no ticket follows the last one seen, a ticket before it may have been committed late: look again from 0.
+        If no ticket follows the last claimed position, a ticket with a lower one may have been committed late, so scan again from
+        0.
         """
         batches = []
         for topic_id in topic_ids:
@@ -160,7 +162,7 @@ class Claims:
             if topic and not is_ordered and batch is None and scan_from and self.late_scans.is_due():
                 began = self.clock()
                 topic, is_ordered, batch = self._claim_topic(topic_id, 0, without)
-                self.late_scans.note_full_scan(began)
+                self.late_scans.schedule_next(began)
             if batch is not None:
                 batches.append(batch)
             elif topic and is_ordered:
@@ -184,8 +186,8 @@ class Claims:
         """
         Claim the oldest tickets of ordered topics whose keys are free; arguments as for `claim`.
 
-        Topics whose waiting keys are all held yield no batch and must not keep others waiting: the search goes on until it
-        meets a topic for the second time. Topics may be added and removed meanwhile.
+        If all waiting keys of the considered topics are held, claim from the next topics, so that those do not wait; stop when a
+        topic is met for the second time, since topics may be added and removed meanwhile.
         """
         seen: set[int] = set()
         while True:
@@ -208,7 +210,7 @@ class Claims:
             seen |= ids
 
     def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> ClaimedBatch | None:
-        """Claim again the batch that has been due longest, or that its relay left behind, except the batch with an id."""
+        """Claim again a batch whose relay died, or the one that has been due longest; `but` is the id of a batch to exclude."""
         return reclaim(self.connection, self._scope(without, only), lane=self.lane, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
@@ -219,8 +221,8 @@ def _topic_limit(limit: int | None) -> int:
     return 1 if limit else TOPICS_PER_CLAIM
 
 
-# The order is that of `due_at`, so that the tickets' positions follow it. clock_timestamp() is in a subquery, because an index
-# scan needs a value, not a volatile function.
+# Messages get their tickets in the order of `due_at`, so that they are sent in that order. clock_timestamp() is in a subquery,
+# because it is volatile, and an index scan needs a value.
 MOVE_DUE = """
 WITH due AS (
     SELECT message_id FROM outbox_delayed WHERE due_at <= (SELECT clock_timestamp())
@@ -238,5 +240,5 @@ MOVE_LIMIT = 1000  # rows in one statement
 
 
 def move_due(connection: Connection) -> int:
-    """Turn at most `MOVE_LIMIT` delayed rows that are due into tickets; return how many."""
+    """Turn at most `MOVE_LIMIT` delayed rows that are due into tickets; return their number."""
     return connection.execute(MOVE_DUE, [MOVE_LIMIT]).rowcount

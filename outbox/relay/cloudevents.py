@@ -24,7 +24,7 @@ class OutgoingBuilder:
 
     Args:
         source: the stable id of this database.
-        is_half: add the token with which a check-back finds the message.
+        is_half: add the token through which a check-back finds the batch.
     """
 
     __slots__ = ("_batch", "_is_delayed", "_is_half", "_is_ordered", "_lane", "_number", "_source")
@@ -36,7 +36,7 @@ class OutgoingBuilder:
         self._is_ordered = batch.type is TopicType.FIFO
         self._is_delayed = batch.type is TopicType.DELAY
         self._lane = str(batch.lane)
-        self._number = None if batch.first_seq is None else batch.first_seq - 1  # of position 0
+        self._number = None if batch.first_seq is None else batch.first_seq - 1  # the number that position 0 would have
 
     def build(self, position: int, key: str, headers: str, about: str | None, body: bytes, *, half_id: str = "") -> Outgoing:
         """
@@ -47,7 +47,8 @@ class OutgoingBuilder:
             half_id: as in `Outgoing`.
 
         Raises:
-            ValueError: the headers or the time stored with the row cannot be read.
+            ValueError: the delivery time in the headers cannot be read.
+            msgspec.MsgspecError: the headers cannot be read.
         """
         batch = self._batch
         message_id = batch.message_ids[position - 1]
@@ -71,6 +72,6 @@ class OutgoingBuilder:
         if self._is_delayed and Header.DELIVER_AT in attributes:
             deliver_at = datetime.fromisoformat(attributes[Header.DELIVER_AT])
         if self._is_ordered and not key:
-            key = message_id  # published before the topic was ordered
+            key = message_id  # a message without a key was published before the topic was ordered
         tag = attributes.get(Header.TAG, "")
         return Outgoing(message_id, batch.topic, body, key, tag, attributes, token, deliver_at, half_id)

@@ -1,28 +1,34 @@
 """
 Decide to commit half messages, commit them, and mark their batches SENT.
 
-THE FENCE. Each write names the batch's state and attempt. When it matches no row, another process has taken the batch over, or
-this write was done before and its answer was lost. So the row is read again. If this attempt has decided it, the decision
-stands, and its half messages are committed. In any other state, the half messages of this attempt are rolled back. Without a
-row, or without an answer of the database: nothing is sent, and the check-back settles it.
+To end a half message is to commit it or roll it back; an end is the request for that. A commit is open while the broker has not
+confirmed it. To settle a batch is to find out what became of its open commits, and to record that.
 
-THE ORDER. Half messages are stored, then the decision is written, then they are committed. Nothing is committed before it is
-decided. A decision is undone only by a resend after discard, or by an operator where nothing can be proved.
+THE FENCE. Each write names the batch's state and attempt. If a write matches no row, another process has taken the batch over, or
+the same write was done before and its answer was lost. So the row is read again. If this attempt has decided the batch, the
+decision stands, and its half messages are committed. If not, the half messages of this attempt are rolled back. If the row is
+gone, or the database does not answer, no end is sent, and a check-back settles the half messages.
 
-THE WINDOW. Where a second end makes a second copy, only the process that wrote the decision, or took the batch over, sends
-ends, and it sends none after the broker's window is over. It measures the window from just before that write; the database
-measures `ends_until` from within it, and so ends later. Commits without an answer by then stay open.
+THE ORDER. Half messages are stored, then the decision is written, then they are committed. No half message is committed before
+the decision is written. A decision is undone only if the broker has lost a half message, which is sent again under a new token
+(resend after discard); or by an operator, if nothing proves whether the message was published.
 
-THE SWEEP. It settles batches that were decided long ago and still have open commits. Where a second end does no harm, the
-commit is repeated; half messages that the broker then does not find are looked up. Elsewhere a half message may be ended only
-once, so the batch is taken over first (`batches/take_over.py`), and its half messages are looked up before any of them is
-ended:
+THE WINDOW. On a broker that stores a second copy for a second commit, only one process may send ends: the one that wrote the
+decision, or took the batch over, last. It sends none after the broker's window is over. It measures the window from just before
+that write. The database computes `ends_until` during the write, so `ends_until` is never earlier than the end of the window.
+Commits without an answer by then stay open.
 
-- visible: it was committed;
-- hidden: it is committed now, and counts as sent when that is confirmed;
-- gone, and the broker still keeps messages that old: it was never published, and is sent again (resend after discard);
-- gone, and the broker no longer keeps messages that old: nothing is proved. It is DEAD, and an operator decides;
-- unknown: it stays open for the next sweep.
+THE SWEEP settles batches that were decided long ago and still have open commits. On a broker on which a second end does no harm,
+the sweep repeats the commits, and looks up half messages that the broker then does not find. On other brokers, a half message may
+be ended only once. So the sweep takes the batch over first (`batches/take_over.py`), and looks up its half messages before it
+ends any of them:
+
+- visible: the half message was committed;
+- hidden: the sweep commits it, and it counts as sent if the broker confirms that;
+- gone, though the broker still keeps messages of that age: it was never published, and is sent again (resend after discard);
+- gone, and the broker no longer keeps messages of that age: nothing proves whether it was published. It becomes DEAD, and an
+  operator decides;
+- unknown: its commit stays open until the next sweep.
 """
 
 from __future__ import annotations
@@ -55,11 +61,11 @@ logger = get_logger(__name__)
 
 class CommitResult(msgspec.Struct, frozen=True):
     """
-    How the commits of a batch ended. Positions that are in neither dict are committed.
+    The result of committing the half messages of a batch. Positions that are in neither dict are committed.
 
     Args:
-        gone: position -> why its half message does not exist any more: discarded, or unproven.
-        unanswered: position -> the broker's result, where the commit stays open.
+        gone: position -> why its half message no longer exists: discarded, or unproven.
+        unanswered: position -> the broker's result, for commits that stay open.
     """
 
     batch: PreparedBatch
@@ -90,26 +96,28 @@ class Committer(msgspec.Struct):
 
     @property
     def window(self) -> timedelta | None:
-        """How long the half messages of a decision may be ended. None: at any time."""
+        """For how long after a decision its half messages may be ended; None for no limit."""
         return HalfMessages.of(self.broker).commit_window
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
-        Return the messages that were not accepted, where no half message is left to decide; the rest of the batch is SENT.
+        Give back the messages of a batch that were not accepted, so that they are claimed again or become dead.
 
-        Where no message was accepted, and all or none of them are dead, the batch itself becomes dead or is released.
+        Call it for batches that were sent in one phase or without success; otherwise call `decide`. Accepted messages stay in the
+        batch, which becomes SENT; the others are split off. If none was accepted, and all or none of them are dead, the batch
+        itself becomes dead or is released.
 
         Returns:
             Whether this attempt has written that, now or in an earlier call.
         """
-        leaving = runs(result.unaccepted)
+        runs_to_leave = runs(result.unaccepted)
         try:
-            if not result.accepted and (len(leaving) == 1 or not any(run.is_dead for run in leaving)):
+            if not result.accepted and (len(runs_to_leave) == 1 or not any(run.is_dead for run in runs_to_leave)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
                 self.splitter.split(result.batch, result.unaccepted, split_at_send)
         except FenceLost:
-            return self._is_mine(result.batch, "split")
+            return self._has_written(result.batch, "split")
         return True
 
     def mark(self, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
@@ -121,14 +129,14 @@ class Committer(msgspec.Struct):
         for batch in (wanted[batch_id] for batch_id in marked):
             ids = (batch.message_ids[position - 1] for position in batch.positions)
             tracing.note_sent(self.broker.alias, batch.topic, ids)
-        return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._is_mine(batch, "mark")}
+        return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._has_written(batch, "mark")}
 
     def decide(self, result: BatchSendResult) -> PreparedBatch | None:
         """
-        Decide to commit the half messages that were accepted; the other positions leave the batch.
+        Decide to commit the half messages that were accepted; the other positions are split off the batch.
 
         Returns:
-            None where another process has the batch: nothing may be committed, and these half messages are rolled back.
+            The batch to commit. None if another process has the batch: then these half messages are rolled back instead.
         """
         batch, unaccepted = result.batch, result.unaccepted
         half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
@@ -153,31 +161,31 @@ class Committer(msgspec.Struct):
             since: the clock's time just before the first of these batches was decided.
 
         Returns:
-            The results; none for batches that are left to the sweep, because the window is over, or because an earlier call
-            wrote the decision and may have committed them.
+            The results. Batches without a result are left to the sweep, because the window is over, or because an earlier call
+            wrote the decision and may have committed their half messages.
         """
         if self.may_repeat_ends:
             return self.commit_halves(decided)
         if self.is_over(since):
             return []
-        return self.commit_halves([batch for batch in decided if batch.is_fresh], within=self.left(since))
+        return self.commit_halves([batch for batch in decided if batch.is_fresh], within=self.remaining(since))
 
-    def left(self, since: float) -> timedelta | None:
-        """Return the rest of the window that began at a time of the clock. None: it has no end."""
+    def remaining(self, since: float) -> timedelta | None:
+        """Return the remaining time of the window that began at a time of the clock; None for no limit."""
         return None if self.window is None else self.window - timedelta(seconds=self.clock() - since)
 
     def is_over(self, since: float) -> bool:
         """Return whether the window that began at a time of the clock is over."""
-        left = self.left(since)
-        return left is not None and left <= timedelta(0)
+        remaining = self.remaining(since)
+        return remaining is not None and remaining <= timedelta(0)
 
     def commit_halves(self, batches: Sequence[PreparedBatch], *, within: timedelta | None = None) -> list[CommitResult]:
         """Commit the open half messages of batches; `within` as for `end`."""
         outcomes = iter(self.end([half for batch in batches for half in batch.halves()], Resolution.COMMIT, within=within))
-        return [self._read(batch, islice(outcomes, len(batch.positions))) for batch in batches]
+        return [self._result_of(batch, islice(outcomes, len(batch.positions))) for batch in batches]
 
-    def _read(self, batch: PreparedBatch, outcomes: Iterable[SendResult]) -> CommitResult:
-        """Return the result of a batch's commits from their outcomes, one per position."""
+    def _result_of(self, batch: PreparedBatch, outcomes: Iterable[SendResult]) -> CommitResult:
+        """Return the result of a batch from the outcomes of its commits, one per position."""
         result = CommitResult(batch)
         accepted, committed = SendStatus.ACCEPTED, Ended.COMMITTED
         for position, outcome in zip(batch.positions, outcomes, strict=True):
@@ -186,11 +194,15 @@ class Committer(msgspec.Struct):
             if outcome.status is not accepted or outcome.ended in (None, Ended.NOT_FOUND):
                 result.unanswered[position] = outcome
             else:
-                self._note_other_end(result, position, outcome)
+                self._record_other_end(result, position, outcome)
         return result
 
-    def _note_other_end(self, result: CommitResult, position: int, outcome: SendResult) -> None:
-        """Note another end than a commit; only a broker that remembers ends is believed."""
+    def _record_other_end(self, result: CommitResult, position: int, outcome: SendResult) -> None:
+        """
+        Record that the broker reports another end than a commit, such as a rollback.
+
+        That is believed only of a broker on which ends may be repeated, since it remembers how each half message ended.
+        """
         if self.may_repeat_ends:
             reason = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
             result.gone[position] = Unaccepted(SplitReason.DISCARDED, reason)
@@ -202,7 +214,7 @@ class Committer(msgspec.Struct):
         End half messages. After an error, or a wrong number of outcomes, all of them are UNSURE.
 
         Args:
-            within: no end is sent later than that from now. None: no limit.
+            within: the time from now after which no more ends are sent; None for no limit.
         """
         if not halves:
             return []
@@ -224,7 +236,10 @@ class Committer(msgspec.Struct):
 
     def conclude(self, results: Sequence[CommitResult]) -> set[int]:
         """
-        Record how commits ended: batches are SENT, stay open, or are sent again where the broker discarded half messages.
+        Record the results of commits.
+
+        A batch is marked SENT if all its half messages are committed. Open commits are stored. Messages whose half messages are
+        gone are split off, to be sent again or to become dead.
 
         Returns:
             The ids of the batches that are SENT now.
@@ -240,7 +255,7 @@ class Committer(msgspec.Struct):
         return self.mark(complete, state=State.PREPARED)
 
     def _return_gone(self, result: CommitResult) -> None:
-        """Send decided messages again under a new token (resend after discard), or give up those that cannot be proved."""
+        """Release messages whose half messages are gone, to be sent under a new token; mark those DEAD that are unproven."""
         batch, gone = result.batch, result.gone
         try:
             if len(batch.message_ids) == 1:
@@ -248,49 +263,53 @@ class Committer(msgspec.Struct):
             else:
                 self.splitter.split(batch, gone, split_at_commit, open_positions=list(result.unanswered))
         except FenceLost:
-            self._is_mine(batch, "resend after discard")
+            self._has_written(batch, "resend after discard")
 
     def _leave_open(self, result: CommitResult) -> None:
-        """Store which commits are open, if that has changed: the sweep comes back to a stuck batch again and again."""
+        """Store which commits are open. If all are, do nothing: the sweep tries a stuck batch again and again."""
         batch = result.batch
         if set(result.unanswered) == set(batch.positions):
             return
         try:
             leave_open(self.connection, batch, sorted(result.unanswered))
         except FenceLost:
-            self._is_mine(batch, "open")
+            self._has_written(batch, "open")
 
     def _decided_before(self, result: BatchSendResult) -> list[int]:
-        """Return the positions that an earlier write of this decision contains; without one, roll the half messages back."""
+        """
+        Return the positions that an earlier call of this attempt has decided, after a lost fence.
+
+        If there is no such decision, report the lost fence, and roll the half messages back unless the batch's row is gone.
+        """
         batch = result.batch
         is_decided, half_ids, split = read_step(self.connection, batch.id, batch.attempt)
         if half_ids is not None and is_decided:
             return [p for p, half in result.accepted.items() if p not in split and half_ids[p - 1] == half]
-        self._lost(batch, "decide")
+        self._report_fence_lost(batch, "decide")
         if is_decided is not None:
             self.end([result.half(position) for position in result.accepted], Resolution.ROLLBACK)
         return []
 
-    def _is_mine(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
-        """Read the row again after a lost fence; return whether this attempt wrote the step before."""
+    def _has_written(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
+        """After a lost fence, read the row again; return whether an earlier call of this attempt wrote the step."""
         is_decided, *_ = read_step(self.connection, batch.id, batch.attempt)
         if is_decided:
             return True
-        self._lost(batch, step)
+        self._report_fence_lost(batch, step)
         return False
 
-    def _lost(self, batch: ClaimedBatch | PreparedBatch, step: str) -> None:
+    def _report_fence_lost(self, batch: ClaimedBatch | PreparedBatch, step: str) -> None:
         self.fences_lost += 1
         extra = log_fields(batch=batch.id, topic=batch.topic, attempt=batch.attempt)
-        logger.warning("Fence lost at %s: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt, extra=extra)
+        logger.warning("Fence lost at step %r: batch %s is no longer in attempt %s.", step, batch.id, batch.attempt, extra=extra)
         signals.fence_lost.send_robust(sender=Committer, batch_id=batch.id, attempt=batch.attempt, step=step)
 
 
-# Read in one statement, and ended in one call to the broker.
+# The maximum that one statement reads, and one call to the broker ends.
 PAGE_LIMIT = {"batches": 500, "messages": 2000}
 
-# One sweep takes at most that long: an outage leaves thousands of batches open. A relay sweeps once a second, and relays
-# in between.
+# After this time a sweep takes no further page, since an outage leaves thousands of batches open. A relay sweeps once a second,
+# and has to relay messages in between.
 SWEEP_SECONDS = 1.0
 
 UNANSWERED = SendResult(SendStatus.UNSURE, reason="Its commit has no answer yet.")
@@ -309,10 +328,10 @@ class SweepResult(msgspec.Struct):
     The counts of a sweep.
 
     Args:
-        batches: batches looked at.
+        batches: batches that were read or taken over.
         sent: messages in batches that are SENT now.
         returned: messages that are sent again (resend after discard).
-        dead: messages of which it is unknown whether they were published.
+        dead: messages that are DEAD, since it is unknown whether they were published.
     """
 
     batches: int = 0
@@ -326,8 +345,8 @@ class Sweeper(msgspec.Struct):
     Settles the decided batches of one broker, oldest first.
 
     Args:
-        age: where a second end does no harm, a batch decided more recently is left to its relay.
-        after: id of the last batch looked at.
+        age: a batch decided more recently is left to its relay. Used on brokers on which a second end does no harm.
+        after: id of the last batch that was read.
     """
 
     connection: Connection
@@ -336,7 +355,7 @@ class Sweeper(msgspec.Struct):
     after: int = 0
 
     def sweep(self) -> SweepResult:
-        """Settle decided batches until none is left or a second is over; the next call continues there."""
+        """Settle decided batches until none is left or SWEEP_SECONDS are over; the next call continues with the rest."""
         clock = self.committer.clock
         ends_at = clock() + SWEEP_SECONDS
         settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
@@ -353,17 +372,17 @@ class Sweeper(msgspec.Struct):
         return done
 
     def _repeat_ends(self) -> list[CommitResult]:
-        """Commit the next batches again, where a second end does no harm; look up half messages that the broker does not find."""
+        """Commit the next batches again, and look up half messages that the broker does not find."""
         alias = self.committer.broker.alias
         batches = read_prepared(self.connection, broker=alias, age=self.age, after=self.after, **PAGE_LIMIT)
-        self.after = batches[-1].id if batches else 0  # batches that stay stuck come again after all others
+        self.after = batches[-1].id if batches else 0  # so that stuck batches are read again only after all others
         results = self.committer.commit_halves(batches)
         not_found = [(result, p) for result in results for p, end in result.unanswered.items() if end.ended is Ended.NOT_FOUND]
         self._look_up(not_found)
         return results
 
     def _take_over(self) -> list[CommitResult]:
-        """Take over the next batches whose deciders' time is over, and commit half messages that are still hidden."""
+        """Take over the next batches whose `ends_until` has passed, and commit their half messages that are still hidden."""
         broker = HalfMessages.of(self.committer.broker)
         window = broker.commit_window or self.age
         batches = take_over(self.connection, broker=broker.alias, window=window, **PAGE_LIMIT)
@@ -374,14 +393,14 @@ class Sweeper(msgspec.Struct):
             held = renew(self.connection, {result.batch.id: result.batch for result, _ in hidden}.values(), window=window)
             hidden = [(result, position) for result, position in hidden if result.batch.id in held]
             halves = [result.batch.half(position) for result, position in hidden]
-            ends = self.committer.end(halves, Resolution.COMMIT, within=self.committer.left(began))
+            ends = self.committer.end(halves, Resolution.COMMIT, within=self.committer.remaining(began))
             for (commit_result, position), end in zip(hidden, ends, strict=True):
                 if end.status is SendStatus.ACCEPTED and end.ended is Ended.COMMITTED:
                     del commit_result.unanswered[position]
         return results
 
     def _look_up(self, wanted: Sequence[tuple[CommitResult, int]]) -> list[tuple[CommitResult, int]]:
-        """Look up half messages, and note in their results those that are visible or gone; return those still hidden."""
+        """Look up half messages, update their results if they are visible or gone, and return those that are still hidden."""
         hidden = []
         for (result, position), status in zip(wanted, self._statuses(wanted), strict=True):
             match status:
@@ -408,10 +427,11 @@ class Sweeper(msgspec.Struct):
         try:
             statuses = broker.look_up_halves(halves)
         except Exception:
-            logger.exception("Broker %r failed to look up %s half messages.", broker.alias, len(halves), extra=extra)
+            text = "Broker %r could not look up %s half messages; the next sweep tries again."
+            logger.exception(text, broker.alias, len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         if len(statuses) != len(halves):
-            text = "Broker %r returned %s statuses for %s half messages."
+            text = "Broker %r returned %s statuses for %s half messages; the next sweep tries again."
             logger.error(text, broker.alias, len(statuses), len(halves), extra=extra)
             return [HalfStatus.UNKNOWN] * len(halves)
         return statuses

@@ -1,8 +1,8 @@
 """
-Run a relay for a target, as both hosts do: a Celery task for a while, the command `outbox_relay` until it is stopped.
+Run a relay for a target. There are two hosts: a Celery task runs it for a limited time, `outbox_relay` until it is stopped.
 
-A target is one database and one broker. The runner opens and closes everything that the relay needs. When the database
-fails in between, the run ends with psycopg's error, and no message is lost.
+A target is one database and one broker. `open_runner` opens, and finally closes, everything that the relay needs. If the database
+fails meanwhile, the run ends with psycopg's error, and no message is lost.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from outbox.topics import match_topics
 
 logger = get_logger(__name__)
 
-MAINTENANCE_SECONDS = 1.0
-BUSY_MESSAGES = 16  # busy threshold: a relay with more messages in a round is not notified
-FEW_TOPICS = 4  # new messages of at most this number of topics are claimed one by one
-MATCH_TOPICS_SECONDS = 5.0
-BLOCKED_SECONDS = 60.0  # a lane that could not be opened is avoided for this time
-# Each statement of the relay uses an index, and its tables fill and empty within seconds, so that their statistics are outdated.
-# A generic plan is made once; planning each time would cost more than running the statement.
+MAINTENANCE_SECONDS = 1.0  # interval of `RelayRunner._maintain`
+BUSY_MESSAGES = 16  # a relay with this many messages in a round claims again at once, so it needs no notifications
+FEW_TOPICS = 4  # if more topics have new messages, a full round is cheaper than a claim for each topic
+MATCH_TOPICS_SECONDS = 5.0  # interval of comparing the topic rows with the settings
+BLOCKED_SECONDS = 60.0  # for this time, a lane that could not be opened is taken only if no other is free
+# Each statement of the relay can use an index. Sequential scans are disabled, since the tables fill and empty within seconds, so
+# that the statistics are outdated. A generic plan is made once; planning each time would cost more than running the statement.
 PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
-# How long an idle relay waits for a wakeup before it claims again: each wait is longer than the one before.
+# How long an idle relay waits for a wakeup before it claims again; each wait is twice as long as the one before.
 IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
 IDLE_TIMEOUT = timedelta(milliseconds=200)
 NO_IDLE_TIMEOUT = timedelta(0)
 
 
 class RelayTarget(msgspec.Struct, frozen=True):
-    """Where a relay works: a database (Django's alias) and a broker (its alias in `OUTBOX["BROKERS"]`)."""
+    """The database (Django's alias) and broker (alias in `OUTBOX["BROKERS"]`) between which a relay moves messages."""
 
     database: str
     broker: str
 
     @property
     def loop(self) -> Loop:
-        """The loop of the relay that works here."""
+        """The name under which errors of this target's relay are recorded."""
         return Loop("relay", self.database, self.broker)
 
     def __str__(self) -> str:
@@ -67,10 +67,10 @@ class RelayTarget(msgspec.Struct, frozen=True):
 
 def databases(only: Sequence[str] | None = None) -> list[str]:
     """
-    Return the aliases of databases that may hold messages, or the chosen ones.
+    Return the aliases in `only`; by default, those of all databases that may hold messages.
 
     Raises:
-        ConfigurationError: settings do not have one of `only`.
+        ConfigurationError: the settings lack one of `only`.
     """
     _require_known("database", only or (), list(connections))
     return list(only) if only else database.outbox_databases()
@@ -78,10 +78,10 @@ def databases(only: Sequence[str] | None = None) -> list[str]:
 
 def relay_targets(only_databases: Sequence[str] | None = None, only_brokers: Sequence[str] | None = None) -> list[RelayTarget]:
     """
-    Return where relays are needed: each database that may hold messages, with each broker that has topics.
+    Return the targets that need relays: each database that may hold messages, with each broker that has topics.
 
     Raises:
-        ConfigurationError: settings do not have one of `only_databases` or `only_brokers`.
+        ConfigurationError: the settings lack one of `only_databases` or `only_brokers`.
     """
     brokers = sorted(conf.settings().brokers)
     _require_known("broker", only_brokers or (), brokers)
@@ -101,9 +101,9 @@ class RelayRunner:
     Runs the relay of a target, in the thread that made it.
 
     Args:
-        connection: the relay's; it holds the lane.
-        note: what hosts the relay, for operators to read.
-        stack: closes the connections of the relay.
+        connection: the relay's connection, whose session lock holds the lane.
+        note: a text for operators that names the host of the relay.
+        stack: closes the connections of the relay; the runner adds those that it opens.
         takes_over: as for `TransactionalSender`.
     """
 
@@ -121,28 +121,28 @@ class RelayRunner:
         self.target = target
         self.relay = Relay(connection, broker, lane, breakers=_breakers_of(target), takes_over=takes_over)
         self.stopped = threading.Event()
-        self.has_worked = False  # a step was done without an error
+        self.has_worked = False  # whether a step has been done without an error
         self._connection = connection
         self._note = note
         self._stack = stack
         self._waker: Waker | None = None
         self._is_long_running = True
         self._maintenance_at = 0.0
-        self._step_at = 0.0  # when the step under way began
+        self._step_at = 0.0  # when the current step began
 
     def run(self, *, at_most: timedelta | None = None, idle_timeout: timedelta | None = None) -> RelayResult:
         """
         Relay until `stop` is called or the time is over.
 
         Args:
-            at_most: the longest time to run. None: no limit.
-            idle_timeout: how long to wait for new messages before returning; no time if another relay waits for them already.
-                None: keep waiting.
+            at_most: the maximum time to run; None for no limit.
+            idle_timeout: return after no message has come for this time, or at once if another relay waits for messages. None:
+                keep waiting.
 
         Raises:
             psycopg.Error: the database failed.
         """
-        with self._beating_beside():
+        with self._separate_heartbeats():
             return self._run(at_most, idle_timeout)
 
     def _run(self, at_most: timedelta | None, idle_timeout: timedelta | None) -> RelayResult:
@@ -152,7 +152,7 @@ class RelayRunner:
         new: frozenset[int] = frozenset()  # ids of topics
         while not self.stopped.is_set() and time.monotonic() < ends_at:
             if not new or len(new) > FEW_TOPICS:
-                new = frozenset()  # look at all topics
+                new = frozenset()  # claim from all topics
                 self._maintain()
             self._step_at = time.monotonic()
             done = self.relay.step(new)
@@ -171,7 +171,7 @@ class RelayRunner:
                 idle_since = idle_since or time.monotonic()
                 if idle_timeout is not None and self._has_timed_out(idle_since, idle_timeout):
                     break
-            if new and self._maintain():  # not before: the message of a notification does not wait for it
+            if new and self._maintain():  # only after the step, so that the messages of a notification do not wait for it
                 new = frozenset()
                 continue
             new = self._wait()
@@ -179,15 +179,15 @@ class RelayRunner:
         return self.relay.total
 
     def deregister(self) -> None:
-        """Delete the heartbeat, since this relay does not come back."""
+        """Delete the heartbeat, since this relay ends for good."""
         heartbeats.leave(self._connection, "relay", broker=self.target.broker)
 
-    def note_sweep(self) -> None:
-        """Send a heartbeat that shows that Celery's beat runs."""
+    def beat_as_sweep(self) -> None:
+        """Send a heartbeat of kind `sweep`, which shows that Celery beat is running."""
         heartbeats.beat(self._connection, SWEEP, broker=self.target.broker, note=self._note)
 
     def stop(self) -> None:
-        """Ask `run` to finish the sends under way, release the rest and return; may be called from any thread."""
+        """Ask `run` to finish the current send, release the remaining messages and return; may be called from any thread."""
         self.stopped.set()
         self.relay.stop()
 
@@ -200,9 +200,10 @@ class RelayRunner:
 
     def _wait(self) -> frozenset[int]:
         """
-        Go on call and return at once, so that the caller claims again; the next time, wait for a wakeup.
+        Wait for new messages, and return the ids of their topics as `Waker.wait` does.
 
-        While another relay is on call, or the breaker is open, only wait. Returns the same as `Waker.wait`.
+        If no relay is on call, go on call and return at once, so that the caller claims again; only the next call waits. If
+        another relay is on call, or the breaker is open, just wait.
         """
         waker = self._open_waker()
         if self.relay.breakers.state is BreakerState.OPEN:
@@ -226,7 +227,7 @@ class RelayRunner:
         return self._waker
 
     def _maintain(self) -> bool:
-        """Do what is due once a second, if a second has passed; return whether it was done."""
+        """Do the work that is due once a second, if a second has passed; return whether it was done."""
         if time.monotonic() < self._maintenance_at:
             return False
         while move_due(self._connection) == MOVE_LIMIT and not self.stopped.is_set():
@@ -242,11 +243,12 @@ class RelayRunner:
         return True
 
     def _require_same_source(self) -> None:
-        """Raise NotMigrated where the outbox lost its id, or has another one than the relay puts into messages and tokens."""
+        """Raise NotMigrated if the outbox no longer has the source id that this relay writes into messages and tokens."""
         if (source := require_identity(self._connection).source) != self.relay.source:
             raise NotMigrated(
-                f"The id of the outbox in database {self.target.database!r} is {source!r}, no longer {self.relay.source!r}.",
-                hint="The relay begins anew with it.",
+                f"The source id of the outbox in database {self.target.database!r} has changed from {self.relay.source!r} to "
+                f"{source!r}.",
+                hint="The relay is started again with the new id.",
             )
 
     def _beat(self, connection: Connection) -> None:
@@ -261,34 +263,38 @@ class RelayRunner:
         )
 
     @contextmanager
-    def _beating_beside(self) -> Iterator[None]:
-        """Send heartbeats in another thread, too, while a send waits for its broker for as long as that may take."""
+    def _separate_heartbeats(self) -> Iterator[None]:
+        """
+        In the block, another thread sends heartbeats while a step takes long, since a send waits for its broker.
+
+        If a step takes longer than its sends can take, the relay is stuck, and the thread sends no more heartbeats.
+        """
         ended = threading.Event()
         name = f"Heartbeat of the relay of {self.target}"
-        thread = threading.Thread(target=self._beat_beside, args=[ended], name=name, daemon=True)
+        thread = threading.Thread(target=self._send_separate_heartbeats, args=[ended], name=name, daemon=True)
         thread.start()
         try:
             yield
         finally:
             ended.set()
-            thread.join(BEAT_SECONDS)  # so that none is sent after the last one was deleted
+            thread.join(BEAT_SECONDS)  # so that the thread sends none after `deregister`
 
-    def _beat_beside(self, ended: threading.Event) -> None:
+    def _send_separate_heartbeats(self, ended: threading.Event) -> None:
         broker = self.relay.broker
-        sends = Breakers.TOPICS + 1  # in a step, until the breaker of the broker opens
+        sends = Breakers.TOPICS + 1  # the maximum in a step during an outage, until the breaker of the broker opens
         send = max((broker.limits(broker.options, topic).send for topic in broker.topics.values()), default=timedelta())
         longest = (SILENT_AFTER + sends * send).total_seconds()
         while not ended.wait(BEAT_SECONDS):
             if self._step_at and BEAT_SECONDS < time.monotonic() - self._step_at < longest:
-                _beat_over_own(self.target, self._beat)
+                _beat_separately(self.target, self._beat)
 
 
 def require_sessions(aliases: Iterable[str]) -> None:
     """
-    Raise an error where a pooler shares the session of a connection among clients. A database that is down is ignored here.
+    Raise an error if a pooler shares the sessions of connections among clients. Databases that are down are not checked.
 
     Raises:
-        ConfigurationError: as `database.connect_session`.
+        ConfigurationError: the connection goes through a pooler in transaction mode.
     """
     for alias in sorted(set(aliases)):
         with suppress(psycopg.OperationalError):
@@ -300,7 +306,7 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
     """
     Connect, take the lowest free lane and open the broker's client; close all of them at the end.
 
-    A lane that was blocked a moment ago is the last one to be taken.
+    A lane that could not be opened in the last minute is taken only if no other is free.
 
     Args:
         takes_over: as for `TransactionalSender`.
@@ -323,7 +329,7 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
         if loop_errors.note(target.loop, error):
             errors = loop_errors.read("relay", target.database, target.broker)
             beat = partial(heartbeats.beat, kind="relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
-            _beat_over_own(target, beat)
+            _beat_separately(target, beat)
         raise
 
 
@@ -335,14 +341,14 @@ def _open(target: RelayTarget, note: str, stack: ExitStack, *, takes_over: bool)
     database.ensure_fit(target.database, connection)
     blocked = [number for number, until in _blocked_lanes(target).items() if until > time.monotonic()]
     lane = take_lane(connection, lanes=conf.settings().relay.lanes, last=blocked)
-    _foreign_topics(target.database, connection)  # so that a first message finds its row
+    _foreign_topics(target.database, connection)  # so that the topics have rows before the first claim
     broker = conf.make_broker(target.broker)
     stack.callback(broker.close)
     return RelayRunner(target, connection, broker, lane, note, stack, takes_over=takes_over)
 
 
-def _beat_over_own(target: RelayTarget, beat: Callable[[Connection], None]) -> None:
-    """Send a heartbeat over a connection of its own. An error of the database is logged: the heartbeat is missing then."""
+def _beat_separately(target: RelayTarget, beat: Callable[[Connection], None]) -> None:
+    """Send a heartbeat over a separate connection; log an error of the database."""
     try:
         with database.connect(target.database, application_name="outbox heartbeat", connect_timeout=1) as connection:
             beat(connection)
@@ -360,55 +366,55 @@ def run_once(
     is_sweep: bool = False,
 ) -> RelayResult:
     """
-    Relay the messages that wait at a target, then close everything.
+    Relay the waiting messages of a target, then close everything.
 
     Args:
         note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
         shutdown: stops the relay when the process is asked to end.
-        is_sweep: Celery's beat has started it, so it sends a heartbeat as a sweep, too.
+        is_sweep: Celery beat has started it, so that it also sends a heartbeat of kind `sweep`.
 
     Raises:
-        LaneNotHeld, NotMigrated, psycopg.Error: as `open_runner` and `RelayRunner.run`.
+        LaneNotHeld, NotMigrated, psycopg.Error: see `open_runner` and `RelayRunner.run`.
     """
     try:
         with open_runner(target, note=note) as runner:
             if shutdown is not None:
                 shutdown.on_request(runner.stop)
             if is_sweep:
-                runner.note_sweep()
+                runner.beat_as_sweep()
             return runner.run(at_most=at_most, idle_timeout=idle_timeout)
     except LaneNotHeld:
-        # A worker took the task, though other relays do the work.
+        # Other relays do the work. The heartbeat still shows that a worker has taken the task.
         kind = SWEEP if is_sweep else WAKEUP
-        _beat_over_own(target, partial(heartbeats.beat, kind=kind, broker=target.broker, note=note))
+        _beat_separately(target, partial(heartbeats.beat, kind=kind, broker=target.broker, note=note))
         raise
 
 
 @conf.cached
 def _breakers_of(target: RelayTarget) -> Breakers:
     """
-    Return the breakers that this process keeps for a target; new ones when settings have changed.
+    Return the breakers that this process keeps for a target; new ones after settings have changed.
 
-    Breakers made anew by each Celery task would begin closed, and not save a single try in an outage.
+    If each Celery task made new breakers, they would begin closed, and each task would try to send during an outage.
     """
     return make_breakers()
 
 
 @conf.cached
 def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
-    """Return the lanes that this process could not open at a broker -> the monotonic time until which it takes others first."""
+    """Return the lanes that this process could not open -> the monotonic time until which it prefers other lanes."""
     return {}
 
 
-# Keyed by database: the settings that its topic rows were last compared with, when, and the topics that are not in settings.
-_matched: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
+# By database: the settings that its topic rows were last compared with, the time, and the topics that are not in settings.
+_compared_topics: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 
 def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
-    """Return the topics that settings do not have. Every few seconds, correct the rows of the others first."""
-    key = alias, str(connections[alias].settings_dict["NAME"])  # both: aliases may use several schemas of one database
-    settings, at, foreign = _matched.get(key, (None, 0.0, frozenset[str]()))
+    """Return the topics that are not in settings. At most every MATCH_TOPICS_SECONDS, first update the rows of those that are."""
+    key = alias, str(connections[alias].settings_dict["NAME"])  # the alias, too: two may use different schemas of one database
+    settings, at, foreign = _compared_topics.get(key, (None, 0.0, frozenset[str]()))
     if settings is not conf.settings() or time.monotonic() - at > MATCH_TOPICS_SECONDS:
         foreign = frozenset(match_topics(connection))
-        _matched[key] = conf.settings(), time.monotonic(), foreign
+        _compared_topics[key] = conf.settings(), time.monotonic(), foreign
     return foreign

@@ -1,8 +1,8 @@
 """
-Lanes: each relay holds a small number exclusively, by a session lock, and numbers its messages in that lane.
+Lanes: each relay holds a small number alone, through a session lock, and numbers its messages per topic and lane without gaps.
 
-The same lock shows other relays at once that a relay has died. It needs a direct connection: a pooler in transaction mode
-shares a session, and its locks, among clients.
+PostgreSQL releases the lock when the relay's connection ends, so other relays see at once that the relay has died. The lock needs
+a direct connection, since a pooler in transaction mode shares a session, and its locks, among clients.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.LANE}, %s)"
 
 def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ()) -> int:
     """
-    Take the lowest free lane for this connection, until it closes, and release the batches that its last holder left behind.
+    Take the lowest free lane for this connection, until it closes; release batches that the lane's last holder had claimed.
 
     Args:
-        lanes: how many there are; they are numbered from 1.
-        last: lanes that are only taken where no other is free.
+        lanes: the number of lanes; they are numbered from 1.
+        last: lanes that are only taken if no other is free.
 
     Raises:
-        LaneNotHeld: other relays hold all of them.
+        LaneNotHeld: other relays hold all lanes.
     """
     for number in sorted(range(1, lanes + 1), key=lambda number: (number in last, number)):
         if _try_lock(connection, number):
@@ -37,21 +37,21 @@ def take_lane(connection: Connection, *, lanes: int, last: Collection[int] = ())
             return number
     raise LaneNotHeld(
         f"All {lanes} lanes of database {connection.info.dbname!r} are held by other relays.",
-        hint="Stop some, or raise OUTBOX['RELAY']['LANES'].",
+        hint="Stop some relays, or raise OUTBOX['RELAY']['LANES'].",
     )
 
 
 @contextmanager
 def holding_lane(connection: Connection, number: int) -> Iterator[bool]:
-    """Hold one lane more in the block, where no other connection holds it; yield whether it is held."""
+    """Hold another lane in the block, if no other connection holds it; yield whether it is held."""
     is_held = _try_lock(connection, number)
     try:
         yield is_held
     finally:
-        if is_held:  # a lock that was held already is counted
+        if is_held:  # if this connection held the lock before, it still does, since locks of a session are counted
             connection.execute(UNLOCK, [number])
 
 
 def _try_lock(connection: Connection, number: int) -> bool:
-    """Lock a lane for this connection, if no other one holds it; return whether it is locked."""
+    """Lock a lane for this connection, unless another one holds it; return whether it is locked now."""
     return connection.execute(TRY_LOCK, [number]).fetchone() == (True,)

@@ -1,6 +1,6 @@
 """
-Steps that are repeated, and outlast failures of database and broker: by threads until they are stopped (`RepeatingThread`), or by
-a task of Celery's beat, which does one at a time (`try_step`).
+Repeat steps of work in spite of failures of the database or broker: in threads of a command, until they are stopped
+(`RepeatingThread`), or one at a time, in a task that Celery beat starts (`try_step`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from outbox.shutdown import GracefulShutdown
 
 logger = get_logger(__name__)
 
-NOT_MIGRATED_SECONDS = 3.0  # wait for a database without tables, or one that is not the primary yet
-LANES_HELD_SECONDS = 1.0
-MAX_REFUSED_SECONDS = 60.0  # wait of a step with longer pauses, such as the maintenance, before it tries again what was refused
+NOT_MIGRATED_SECONDS = 3.0  # wait if the database has no tables yet, or is not the primary yet
+LANES_HELD_SECONDS = 1.0  # wait if other relays hold all lanes
+MAX_ERROR_SECONDS = 60.0  # maximum wait after an error that is not an outage, for steps with longer pauses, such as maintenance
 
 
 class RepeatingThread(threading.Thread):
     """
-    A thread that repeats a step. After an error, which it logs, it waits with exponential back-off; after one that is
-    not an outage at least for its pause, and at most a minute.
+    A thread that repeats a step.
+
+    It logs errors. After an outage it waits with exponential backoff; after any other error it waits for its pause (at most for
+    MAX_ERROR_SECONDS) if that is longer.
 
     Args:
-        step: one step of the work; returns True where there is more to do at once.
+        step: does one step of the work, and returns True if there is more to do at once.
         pause: seconds between steps.
         begins_after: seconds before the first step.
     """
@@ -65,19 +67,19 @@ class RepeatingThread(threading.Thread):
         """Log an error; return the seconds to wait."""
         wait = BACKOFF(self._failures).total_seconds()
         is_expected = isinstance(error, (*OUTAGES, NotMigrated, LaneNotHeld))
-        does = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
+        effect = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
         text = str(error).strip() or repr(error)
         level = logging.WARNING if is_expected else logging.ERROR
-        logger.log(level, "%s %s: %s", self.name, does, text, exc_info=None if is_expected else error)
+        logger.log(level, "%s %s: %s", self.name, effect, text, exc_info=None if is_expected else error)
         if isinstance(error, NotMigrated):
             return NOT_MIGRATED_SECONDS
         if isinstance(error, LaneNotHeld):
             return LANES_HELD_SECONDS
-        return wait if isinstance(error, OUTAGES) else max(wait, min(self._pause, MAX_REFUSED_SECONDS))
+        return wait if isinstance(error, OUTAGES) else max(wait, min(self._pause, MAX_ERROR_SECONDS))
 
 
 class RelayThread(RepeatingThread):
-    """A long-running relay: `outbox_relay` runs one per target. `takes_over`: as for `TransactionalSender`."""
+    """The thread of a long-running relay; `outbox_relay` runs one per target. `takes_over`: see `TransactionalSender`."""
 
     def __init__(self, target: RelayTarget, *, takes_over: bool = False) -> None:
         super().__init__(f"Relay of {target}", self._run_relay, pause=0)
@@ -87,7 +89,7 @@ class RelayThread(RepeatingThread):
         self._runner: RelayRunner | None = None
 
     def stop(self) -> None:
-        """Ask the relay to finish the sends under way, release the rest and end; may be called from any thread."""
+        """Ask the relay to finish the current send, release the remaining messages and end; may be called from any thread."""
         super().stop()
         if runner := self._runner:
             runner.stop()
@@ -95,10 +97,10 @@ class RelayThread(RepeatingThread):
     def _run_relay(self) -> bool:
         with open_runner(self.target, note="long-running", takes_over=self._takes_over) as runner:
             self._runner = runner
-            if self.stopped.is_set():  # before `stop` could see the runner
+            if self.stopped.is_set():  # `stop` may have been called before it could see the runner
                 runner.stop()
             extra = log_fields(database=self.target.database, broker=self.target.broker, lane=runner.relay.lane)
-            logger.info("%s runs in lane %s", self.name, runner.relay.lane, extra=extra)
+            logger.info("%s runs in lane %s.", self.name, runner.relay.lane, extra=extra)
             try:
                 runner.run()
                 runner.deregister()
@@ -111,7 +113,12 @@ class RelayThread(RepeatingThread):
 
 
 def run_until_stopped(threads: Sequence[RepeatingThread], shutdown: GracefulShutdown) -> bool:
-    """Run threads until the process is asked to end, or one ends by itself; stop all; return whether it was asked."""
+    """
+    Run threads until the process is asked to end, or one of them ends by itself; then stop all of them.
+
+    Returns:
+        Whether the process was asked to end.
+    """
     for thread in threads:
         thread.start()
     is_asked = shutdown.wait(lambda: all(thread.is_alive() for thread in threads))
@@ -121,12 +128,12 @@ def run_until_stopped(threads: Sequence[RepeatingThread], shutdown: GracefulShut
 
 
 def try_step(step: Callable[..., object], *args: Any, **options: Any) -> bool:
-    """Run a step; log an error, so that the next steps are not left out. Return whether it succeeded."""
+    """Run a step; log an error instead of raising it, so that further steps run. Return whether the step succeeded."""
     try:
         step(*args, **options)
         return True
     except LaneNotHeld as error:
-        logger.debug("%s", error)  # other relays are at work
+        logger.debug("%s", error)  # expected, since other relays do the work
     except NotMigrated as error:
         logger.info("%s", error)
     except OUTAGES as error:

@@ -1,16 +1,16 @@
 """
-Hourly maintenance of a database and its brokers: create partitions ahead, prune what is past its retention.
+Hourly maintenance of a database and its brokers: create daily partitions ahead, and prune data that is past its retention.
 
-Prune a database: drop the partitions of whole days of messages, and delete other rows in slices, in autocommit. One process at
-a time prunes a database. Unfinished work is kept, however old: a day with a ticket, a delayed row, an unfinished batch, or a
-dead batch whose messages have no copy.
+To prune a database is to drop the daily partitions of old messages, and to delete other old rows in slices, in autocommit. Only
+one process at a time prunes a database. Unfinished work is kept, however old it is: a daily partition is not dropped while it has
+a message with a ticket, a delayed message, or a message of an unfinished batch, or of a dead batch if it has no copy.
 
-A row of the inbox is kept as long as its broker may deliver the message again, or its group has it among its deferred messages.
-When a consumer dies between its database commit and the acknowledgement, the message is delivered again, perhaps weeks later,
-when its group is started again. Without the inbox row, the message would be applied twice.
+A row of the inbox is kept as long as its broker may deliver the message again, or it is among the deferred messages of its group.
+If a consumer dies between its database commit and the acknowledgement, the message is redelivered, perhaps only weeks later, when
+its group is started again. Without the inbox row, the message would be handled twice.
 
-An app may hold days back (`RetentionHold`), as the archive does. Then that app drops the days, and deletes the rows that
-belong to them.
+An app may hold daily partitions back (`RetentionHold`), as the archive does. Then that app drops these partitions, and deletes
+the rows that belong to them.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from outbox.logs import get_logger, log_fields
 from outbox.models import UNFINISHED, State
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
-MAINTENANCE = "maintenance"  # the loop
+MAINTENANCE = "maintenance"  # the name of its loop, under which errors are recorded
 
 
 def maintain(using: str) -> Pruned:
     """
-    Create the partitions of coming days and prune, in a database that has the outbox.
+    Create the daily partitions of the next days and prune, in a database that has the outbox.
 
-    A role that does not own the tables leaves partitions to the one that does, and deletes rows only. Rows are also deleted where
-    partitions cannot be created.
+    A role that does not own the tables only deletes rows, and leaves partitions to their owner. Rows are also deleted if creating
+    partitions fails.
 
     Raises:
         NotMigrated: the database has no tables of the outbox, or is a replica.
-        ConfigurationError: this role may not create partitions, and the one that may has not created that of tomorrow.
+        ConfigurationError: this role may not create partitions, and the owner of the tables has not created that of tomorrow.
         psycopg.Error: the database failed. The next maintenance continues where this one ended.
     """
     with noting(Loop(MAINTENANCE, using)):
         with database.connect(using, application_name="outbox maintenance") as connection:
             database.ensure_fit(using, connection)
             heartbeats.forget_stale(connection)
-            is_ours = partitions.rights(connection).may_create
+            may_create = partitions.rights(connection).may_create
         try:
-            made = partitions.make_days(using) if is_ours else []
+            made = partitions.make_days(using) if may_create else []
         finally:
             pruned = prune(using)
-        if not is_ours:
+        if not may_create:
             with database.connect(using, application_name="outbox maintenance") as connection:
                 _require_tomorrow(using, connection)
     pruned.made = made
@@ -78,7 +78,7 @@ def _require_tomorrow(using: str, connection: Connection) -> None:
         rights = partitions.rights(connection)
         why = "lacks CREATE on the schema" if rights.may_drop else "does not own outbox_message"
         raise ConfigurationError(
-            f"Database {using!r} has no partition for tomorrow, and role {rights.role!r} may not create it, because it {why}.",
+            f"Database {using!r} has no partition for tomorrow, and role {rights.role!r} may not create it: the role {why}.",
             hint=f"Run manage.py outbox_maintenance as {rights.owner!r}, from cron or at each deployment. "
             "No message is lost meanwhile.",
         )
@@ -86,9 +86,10 @@ def _require_tomorrow(using: str, connection: Connection) -> None:
 
 def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
     """
-    Delete messages that are past their topics' retention from brokers; return how many rows each deleted.
+    Delete messages that are past their topics' retention from brokers; return the number of deleted rows of each.
 
-    Does nothing, and returns an empty dict, while a database cannot be asked which half messages have no confirmed end.
+    Does nothing, and returns an empty dict, while it is unknown which half messages have no confirmed end, since a database
+    cannot be read.
 
     Raises:
         BrokerUnavailable: a broker cannot be reached.
@@ -107,18 +108,18 @@ logger = get_logger(__name__)
 
 SLICE = 1000
 INBOX = "outbox_inbox"
-NOT_LOCKED = "open transactions"  # the next prune will find the day free
-OF_OTHERS = "another role, which owns the tables and has to run outbox_maintenance"
-SESSION_LIMIT = timedelta(seconds=10)  # of the waits for locks, and of idle transactions
-OTHERS_GRACE = timedelta(days=2)  # the maximum time that a day is kept by that role after its retention
+NOT_LOCKED = "open transactions"  # which kept the partition from being locked; the next prune tries again
+OWNED_BY_ANOTHER_ROLE = "another role, which owns the tables and has to run outbox_maintenance"
+SESSION_LIMIT = timedelta(seconds=10)  # the timeouts for locks and for idle transactions
+OTHER_ROLE_GRACE = timedelta(days=2)  # after its retention, the other role has to drop a partition within this time
 
 # One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
-# Records past their retention are deleted in slices, by index. The copy of a dead message is kept while the message is dead,
-# or sent again.
-DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {old} LIMIT %(limit)s))"
-OLD = {
+# Rows past their retention are deleted in slices, through an index. The copy of a dead message is kept while the message is dead,
+# or is being sent again.
+DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s))"
+OLD_ROWS = {
     "outbox_failed_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
     "outbox_check_back": "answered_at < %(before)s",
@@ -132,10 +133,10 @@ OLD = {
             WHERE (b.state IN {UNFINISHED} OR b.state = {State.DEAD}) AND outbox_dead.message_id = ANY(b.message_ids))""",
 }
 
-# The time from which brokers keep all messages: the first decision whose half messages have no confirmed end, or now.
+# The time from which brokers have to keep all messages: the first decision with unconfirmed ends of half messages, otherwise now.
 KEEP_SINCE = f"SELECT least(min(decided_at), clock_timestamp()) FROM outbox_batch WHERE state = {State.PREPARED}"
 
-CLOCK_DIFFERENCE = timedelta(minutes=1)  # the largest expected between a broker and the database that wrote the decision
+CLOCK_DIFFERENCE = timedelta(minutes=1)  # the maximum expected between a broker and the database that wrote the decision
 
 IS_THERE = "SELECT to_regclass(%s) IS NOT NULL"
 
@@ -146,8 +147,8 @@ class Pruned(msgspec.Struct):
 
     Args:
         made: the days whose partitions were created.
-        days: the days that were dropped, oldest first.
-        kept: day past its retention that was kept -> what holds it.
+        days: the days whose partitions were dropped, oldest first.
+        kept: day past its retention whose partition was kept -> the reason.
         rows: table -> number of rows deleted.
     """
 
@@ -164,13 +165,13 @@ class Pruned(msgspec.Struct):
 
 def prune(using: str, *, now: datetime | None = None) -> Pruned:
     """
-    Drop days and delete rows that are past `OUTBOX["RETENTION"]`.
+    Drop the daily partitions, and delete the rows, that are past `OUTBOX["RETENTION"]`.
 
-    A day is past its retention when all of it is; rows that belong to its messages are deleted with it. An app that holds days
-    back may keep them longer, and drops them itself. A role that does not own the tables deletes rows only.
+    A partition is past its retention when its whole day is. Apps that hold partitions back may keep them longer, and drop them
+    themselves. A role that does not own the tables only deletes rows.
 
     Raises:
-        ConfigurationError: settings configure the pipeline, whose app is not installed.
+        ConfigurationError: the settings configure the pipeline, but its app is not installed.
     """
     _require_apps()
     now = now or datetime.now(UTC)
@@ -182,26 +183,30 @@ def prune(using: str, *, now: datetime | None = None) -> Pruned:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
-        may_drop = partitions.rights(connection).may_drop  # without the right, no lock is taken
+        may_drop = partitions.rights(connection).may_drop  # checked first, so that no lock is taken in vain
         for day in partitions.days(connection):
             if day < last_kept:
                 if may_drop:
                     _prune_day(connection, day, pruned, holds)
                 else:
-                    pruned.kept[day] = OF_OTHERS
+                    pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         free_by = {hold.reason: last_kept - hold.grace for hold in holds}
-        _alert_held(using, pruned, free_by | {OF_OTHERS: last_kept - OTHERS_GRACE})
+        _alert_held(using, pruned, free_by | {OWNED_BY_ANOTHER_ROLE: last_kept - OTHER_ROLE_GRACE})
         pruned.rows["outbox_batch"] = prune_batches(
             connection, before=before, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
-        taken = {table for hold in holds for table in hold.tables}
-        if INBOX not in taken:
+        app_tables = {table for hold in holds for table in hold.tables}
+        if INBOX not in app_tables:
             pruned.rows[INBOX] = prune_inbox(connection, before=before)
-        of_apps = {table: old for extension in extensions() for table, old in extension.tables.items()}
-        there = {table: old for table, old in of_apps.items() if connection.execute(IS_THERE, [table]).fetchone() == (True,)}
-        for table, old in (OLD | there).items():
-            if table not in taken:
-                pruned.rows[table] = _delete_rows(connection, table, old, before=before, now=now)
+        tables_of_apps = {table: condition for extension in extensions() for table, condition in extension.tables.items()}
+        existing = {
+            table: condition
+            for table, condition in tables_of_apps.items()
+            if connection.execute(IS_THERE, [table]).fetchone() == (True,)
+        }
+        for table, condition in (OLD_ROWS | existing).items():
+            if table not in app_tables:
+                pruned.rows[table] = _delete_old_rows(connection, table, condition, before=before, now=now)
     return pruned
 
 
@@ -212,22 +217,22 @@ def _active_holds() -> dict[RetentionHold, timedelta]:
 
 
 def overdue(days: Iterable[date]) -> list[date]:
-    """Return the days that should have been dropped by now, by whichever role or app drops them."""
+    """Return the days whose partitions should have been dropped by now, by this role, another role, or an app."""
     holds = _active_holds()
-    kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHERS_GRACE, *(hold.grace for hold in holds)])
+    kept_for = max([conf.settings().retention, *holds.values()]) + max([OTHER_ROLE_GRACE, *(hold.grace for hold in holds)])
     first = day_at(datetime.now(UTC) - kept_for)
     return [day for day in days if day < first]
 
 
 def read_keep_since() -> datetime | None:
     """
-    Return the time from which brokers keep their messages, because ends of newer half messages may not be confirmed yet.
+    Return the time from which brokers have to keep their messages, because ends of half messages may not be confirmed yet.
 
-    A half message whose end had no answer is looked up at its broker, and sent again where the broker does not have it. So a
-    broker must not prune it before. All databases of the settings are read: each may have sent to each broker.
+    A half message whose end got no answer is looked up at its broker, and sent again if the broker does not have it. So a broker
+    must not prune it before. All databases of the settings are read, since each may have sent to each broker.
 
     Returns:
-        None where a database cannot be read: then the time is unknown, and no broker may prune.
+        The time; None if a database cannot be read, so that the time is unknown, and no broker may prune.
     """
     starts = []
     for alias in database.outbox_databases():
@@ -238,7 +243,7 @@ def read_keep_since() -> datetime | None:
             continue
         except psycopg.Error as error:
             logger.warning(
-                "Brokers are not pruned now: unconfirmed ends are unknown, because database %r cannot be read. %s",
+                "Brokers are not pruned now: which messages they have to keep is unknown, since database %r cannot be read: %s",
                 *(alias, error),
                 extra=log_fields(database=alias),
             )
@@ -248,11 +253,11 @@ def read_keep_since() -> datetime | None:
 
 
 def _require_apps() -> None:
-    """Raise an error where settings configure the pipeline, which may hold days back, and its app is not installed."""
+    """Raise an error if the settings configure the pipeline, which may hold partitions back, but its app is not installed."""
     if is_pipeline_missing(conf.settings()):
         cause, hint = explain_pipeline()
         raise ConfigurationError(
-            f'OUTBOX["PIPELINE"] is set, but {cause}: nothing is pruned, since the app might have to archive it first.',
+            f'OUTBOX["PIPELINE"] is set, but {cause}. Nothing is pruned, since the app might have to archive it first.',
             hint=f"{hint} Or remove the setting.",
         )
 
@@ -264,13 +269,13 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
             pruned.kept[day] = holder
         return holder is not None
 
-    # Before any lock is taken, so that a day that is held blocks no other transaction, not even briefly.
+    # Checked before a lock is taken, so that a partition that is held back blocks no other transaction.
     if is_held():
         return
     try:
         is_dropped = partitions.drop_day(connection, day, unless=is_held)
     except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
-        pruned.kept[day] = OF_OTHERS
+        pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         return
     if is_dropped:
         pruned.days.append(day)
@@ -278,8 +283,8 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
         pruned.kept.setdefault(day, NOT_LOCKED)
 
 
-def _delete_rows(connection: Connection, table: str, old: str, *, before: datetime, now: datetime) -> int:
-    statement = DELETE_FROM.format(table=table, old=old)
+def _delete_old_rows(connection: Connection, table: str, condition: str, *, before: datetime, now: datetime) -> int:
+    statement = DELETE_FROM.format(table=table, condition=condition)
     deleted = 0
     while True:
         count = connection.execute(statement, {"before": before, "now": now, "limit": SLICE}).rowcount
@@ -294,7 +299,7 @@ def _bounds(day: date) -> tuple[UUID, UUID]:
 
 def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
     """
-    Alert to days that are kept past their retention.
+    Send an alert for days whose partitions are kept too long after their retention.
 
     Args:
         free_by: reason of a hold -> the first day that it may still keep.
@@ -306,17 +311,17 @@ def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None
     held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
     if not held:
         return
-    days = ", ".join(f"{day} by {holder}" for day, holder in held.items())
-    reason = f"Database {using!r} keeps days of messages past their retention: {days}. See manage.py outbox_status."
+    days = ", ".join(f"{day} ({holder})" for day, holder in held.items())
+    reason = f"Database {using!r} keeps daily partitions past their retention: {days}. See manage.py outbox_status."
     logger.warning(reason, extra=log_fields(database=using))
     signals.alert.send_robust(sender=prune, reason=reason, details={"database": using, "kept": held})
 
 
-INBOX_SLICE = 10_000  # rows in one question to the brokers
+INBOX_SLICE = 10_000  # rows about which the brokers are asked at a time
 
-# A slice of rows past their retention, oldest first, after the last row of the slice before.
-# A message that was handled beside its deferred row would be handled again if that were replayed. One whose batch is unfinished
-# or dead may have been sent by a relay that died before the mark, and is sent again.
+# A slice of rows past their retention, oldest first, after the last row of the previous slice. Two kinds of messages are
+# excluded, since they would be handled again: those that are also deferred, and may be replayed; and those whose batch is
+# unfinished or dead, since a relay may have sent it and died before it marked it SENT, so that it is sent again.
 READ_OLD = f"""
 WITH unfinished AS MATERIALIZED (
     SELECT unnest(message_ids) AS message_id FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}
@@ -343,13 +348,13 @@ BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 
 def prune_inbox(connection: Connection, *, before: datetime) -> int:
     """
-    Delete inbox rows whose messages are not delivered again; return how many.
+    Delete inbox rows whose messages are not delivered again; return their number.
 
-    Where a broker cannot be reached, the rows of its topics are kept until the next prune.
+    If a broker cannot be reached, the rows of its topics are kept until the next prune.
 
     Args:
         connection: in autocommit.
-        before: rows of messages handled later are kept.
+        before: rows of messages that were handled at this time or later are kept.
     """
     deleted = 0
     at, group, key = BEGINNING, "", ""
@@ -368,7 +373,7 @@ def prune_inbox(connection: Connection, *, before: datetime) -> int:
 
 
 def _broker_of(connection: Connection) -> dict[str, str]:
-    """Return each topic's broker from settings; for topics that settings no longer have, from the database."""
+    """Return each topic's broker: from the settings, and for topics that are no longer there, from the database."""
     settings = conf.settings()
     known: dict[str, str] = {name: broker for name, broker in connection.execute(READ_BROKERS) if broker in settings.brokers}
     return known | {name: topic.broker for name, topic in settings.topics.items()}
@@ -376,7 +381,7 @@ def _broker_of(connection: Connection) -> dict[str, str]:
 
 class _Brokers:
     """
-    The brokers that are asked for redeliveries; each client is made when it is first needed.
+    The brokers that are asked which messages they may deliver again; clients are made at first use.
 
     Args:
         broker_of: topic -> alias of its broker.
@@ -387,26 +392,30 @@ class _Brokers:
         self.unavailable: set[str] = set()  # topics whose broker could not be asked
         self._broker_of = broker_of
         self._stack = stack
-        self._made: dict[str, Receives] = {}
+        self._clients: dict[str, Receives] = {}
 
     def without_redeliveries(self, rows: Iterable[Any]) -> list[Any]:
-        """Return the rows without those whose messages may be delivered again, or whose broker cannot be asked."""
+        """Return the rows whose messages are certainly not delivered again; exclude rows whose broker cannot be asked."""
         asked: dict[tuple[str, str], set[str]] = {}
         for row in rows:
             alias = self._broker_of.get(row.topic)
-            if alias is not None:  # None: no broker has the topic any more
+            if alias is not None:  # otherwise no broker has the topic any more
                 asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
-        expected = {(group, message_id) for (alias, group), ids in asked.items() for message_id in self._ask(alias, group, ids)}
-        return [row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in expected]
+        redeliverable = {
+            (group, message_id) for (alias, group), ids in asked.items() for message_id in self._ask(alias, group, ids)
+        }
+        return [
+            row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in redeliverable
+        ]
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
         try:
-            kind = conf.broker_class(alias)
-            if not issubclass(kind, Receives) or kind.may_deliver_again is Receives.may_deliver_again:
-                return set()  # this broker cannot tell, so no client is made
-            if alias not in self._made:
-                self._made[alias] = self._stack.enter_context(closing(Receives.of(conf.make_broker(alias))))
-            return self._made[alias].may_deliver_again(group, ids)
+            broker_class = conf.broker_class(alias)
+            if not issubclass(broker_class, Receives) or broker_class.may_deliver_again is Receives.may_deliver_again:
+                return set()  # it inherits the default, which knows of no redelivery, so no client is made
+            if alias not in self._clients:
+                self._clients[alias] = self._stack.enter_context(closing(Receives.of(conf.make_broker(alias))))
+            return self._clients[alias].may_deliver_again(group, ids)
         except OutboxError as error:
             self.unavailable |= {topic for topic, broker in self._broker_of.items() if broker == alias}
             logger.warning(

@@ -1,7 +1,7 @@
 """
-The relay: moves the messages of one database to one broker, round by round.
+The relay: it moves the messages of one database to one broker, round by round.
 
-`hosts.py` calls it, for Celery tasks and for the command `outbox_relay`.
+`hosts.py` runs it, for Celery tasks and for the command `outbox_relay`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 
 
 class RelayResult(msgspec.Struct):
-    """Counts of batches and messages claimed, messages sent and not accepted, and fences lost."""
+    """Counts of batches claimed, messages claimed, sent and not accepted, and fences lost."""
 
     batches: int = 0
     claimed: int = 0
@@ -53,14 +53,14 @@ class RelayResult(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-# A message that the broker may or may not have accepted is sent again within a second; the limit doubles with each try.
+# If it is unknown whether the broker has accepted a message, it is sent again within a second; that maximum doubles each time.
 RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 
-# The interval of sends where an operator has to correct something; outbox_replay --unsent sends at once.
+# The interval of retries if an operator has to correct something; outbox_replay --unsent sends at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
-# The number of batches in a row without an answer after which a breaker opens. Its wait begins at a second and doubles; the low
-# limit lets sending resume soon after the broker is back.
+# A breaker opens after this number of batches in a row got no answer. It stays open for a second at first, then twice as long
+# each time; the limit is low, so that sending resumes soon after the broker is back.
 BREAKER_THRESHOLD = 3
 BREAKER_BASE, BREAKER_LIMIT = timedelta(seconds=1), timedelta(seconds=3)
 
@@ -78,10 +78,10 @@ class Relay:
     A relay may be killed at any point: other relays claim its batches as soon as its connection is gone.
 
     Args:
-        connection: the relay's own, in autocommit, holding the lane. A test may pass Django's; statements then join its
-            transaction.
+        connection: a connection in autocommit, which is used by this relay only and holds the lane. A test may pass Django's
+            connection; then the statements join the test's transaction.
         settings: by default `OUTBOX["RELAY"]`.
-        breakers: those of earlier relays in this process; by default new ones, closed.
+        breakers: the breakers of earlier relays in this process. By default, new, closed ones.
         clock: a monotonic clock, in seconds.
         random: returns a number from 0 to below 1.
         takes_over: as for `TransactionalSender`.
@@ -140,10 +140,10 @@ class Relay:
                 takes_over,
                 settings.lanes,
             )
-        self._probes_new = True  # whether the last probe was to be of a new message
+        self._probes_new = True  # whether the last probe preferred new messages to released batches
 
     def stop(self) -> None:
-        """Ask the relay to finish the sends under way and release the rest; may be called from a signal handler."""
+        """Ask the relay to finish the current send and release the remaining messages; may be called from a signal handler."""
         self.is_stopping = True
 
     def drain(self) -> RelayResult:
@@ -151,7 +151,7 @@ class Relay:
         Relay until nothing can be claimed, the breaker opens, or `stop` is called.
 
         Raises:
-            psycopg.Error: the database failed. Nothing more is sent; other relays settle what is under way.
+            psycopg.Error: the database failed. Nothing more is sent; other relays settle the claimed batches.
         """
         done = RelayResult()
         while not self.is_stopping:
@@ -163,10 +163,10 @@ class Relay:
 
     def step(self, new: Collection[int] = ()) -> RelayResult:
         """
-        Do one round: claim, send, write down. Nothing is claimed while the breaker is open.
+        Do one round: claim batches, send them, record the results. Does nothing while the breaker is open.
 
         Args:
-            new: ids of topics with new messages; only these few are looked at. By default, all topics.
+            new: ids of topics with new messages; only a few of these messages are claimed. By default, all topics are considered.
 
         Raises:
             BrokerUnavailable: the broker sends in transactions, and the lane cannot be opened. Nothing is claimed.
@@ -178,69 +178,69 @@ class Relay:
                 self._transactions.open_lane()
             began = self._clock()
             groups = self._claim(new)
-            if self._transactions is not None and groups:  # all in one transaction
+            if self._transactions is not None and groups:  # one transaction takes batches of all groups
                 groups = [[batch for batches in groups for batch in batches]]
             for batches in groups:
                 done.add(self._relay(batches, began))
-            self.claims.note_round(done.claimed, done.sent, self._clock() - began)
+            self.claims.adapt_limit(done.claimed, done.sent, self._clock() - began)
         done.fences_lost = self.committer.fences_lost - lost_before
         self.total.add(done)
         return done
 
     def sweep(self) -> SweepResult:
-        """Settle batches whose commits have been open for long. Does nothing while the breaker is open."""
+        """Settle batches whose commits have been open for a long time. Does nothing while the breaker is open."""
         if not HalfMessages.has(self.broker) or self.breakers.state is BreakerState.OPEN:
             return SweepResult()
         return self._sweeper.sweep()
 
     def _claim(self, new: Collection[int]) -> list[list[ClaimedBatch]]:
-        """Return claimed batches, in groups that may be sent together; new messages do not wait until old batches are done."""
-        away = self.breakers.open_topics
+        """Claim batches, and return them in groups that may be sent together. Each round claims both released and new ones."""
+        open_topics = self.breakers.open_topics
         if self.breakers.state is BreakerState.HALF_OPEN:
-            # First try a topic that has not failed: a failed one may be unavailable for a reason of its own.
+            # Prefer a topic that has not failed, since a failed topic may be unavailable although the broker is available again.
             failed = self.breakers.failed_topics
             scopes: list[dict[str, Any]] = [{"without": failed}, *({"only": topic} for topic in failed)]
-            probe = next(filter(None, (self._claim_one(**scope) for scope in scopes)), [])
-            return [[batch] for batch in self._keep_mine(probe)]
+            probe = next(filter(None, (self._claim_probe(**scope) for scope in scopes)), [])
+            return [[batch] for batch in self._release_foreign(probe)]
         if new:
-            return [[batch] for batch in self._keep_mine(self.claims.claim_new(new, without=away))]
+            return [[batch] for batch in self._release_foreign(self.claims.claim_new(new, without=open_topics))]
         unanswered = self._sender.unanswered
-        old = self.claims.reclaim(without=away, but=unanswered)
-        claimed = self.claims.claim(without=away)
-        ordered = self.claims.claim_ordered(without=away)
+        old = self.claims.reclaim(without=open_topics, but=unanswered)
+        claimed = self.claims.claim(without=open_topics)
+        ordered = self.claims.claim_ordered(without=open_topics)
         if unanswered and not (old or claimed or ordered):
-            old = self.claims.reclaim(without=away)
+            old = self.claims.reclaim(without=open_topics)
         two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
         rest = [batch for batch in claimed if batch not in two_phase]
         groups = [[old] if old else [], two_phase, rest, ordered]
-        return [batches for batches in map(self._keep_mine, groups) if batches]
+        return [batches for batches in map(self._release_foreign, groups) if batches]
 
-    def _claim_one(self, **scope: Any) -> list[ClaimedBatch]:
+    def _claim_probe(self, **scope: Any) -> list[ClaimedBatch]:
         """
-        Claim a released batch or one message, to find out whether the broker answers again.
+        Claim a released batch or one new message, to find out whether the broker answers again.
 
-        Released batches and new messages take turns, and the batch that got no answer last is taken only where nothing else
-        waits: a message that the broker never answers must not hold the others.
+        Released batches and new messages take turns. The batch that got no answer last is claimed only if nothing else waits.
+        Otherwise a message that the broker never answers would keep all others waiting.
         """
         self._probes_new = not self._probes_new
         claims: list[Callable[[], list[ClaimedBatch]]] = [
-            lambda: _listed(self.claims.reclaim(but=self._sender.unanswered, **scope)),
+            lambda: _as_list(self.claims.reclaim(but=self._sender.unanswered, **scope)),
             lambda: self.claims.claim(limit=1, **scope) or self.claims.claim_ordered(limit=1, **scope),
         ]
         if self._probes_new:
             claims.reverse()
-        return claims[0]() or claims[1]() or _listed(self.claims.reclaim(**scope))
+        return claims[0]() or claims[1]() or _as_list(self.claims.reclaim(**scope))
 
-    def _keep_mine(self, batches: list[ClaimedBatch]) -> list[ClaimedBatch]:
-        """Return the batches whose topics settings assign to this broker; release the others for another relay."""
-        mine = [batch for batch in batches if batch.topic in self.broker.topics]
+    def _release_foreign(self, batches: list[ClaimedBatch]) -> list[ClaimedBatch]:
+        """Release the batches whose topics the settings do not assign to this broker, for other relays; return the rest."""
+        own_batches = [batch for batch in batches if batch.topic in self.broker.topics]
         for batch in batches:
             if batch.topic not in self.broker.topics:
                 self.claims.foreign |= {batch.topic}
                 reason = f"The settings of this relay do not assign topic {batch.topic!r} to broker {self.broker.alias!r}."
                 with suppress(FenceLost):
                     self._splitter.return_batch(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.SHED, reason)))
-        return mine
+        return own_batches
 
     def _is_two_phase(self, batch: ClaimedBatch) -> bool:
         return batch.type is TopicType.TRANSACTION and HalfMessages.has(self.broker)
@@ -268,7 +268,7 @@ class Relay:
         )
 
     def _return_after_error(self, batches: Sequence[ClaimedBatch], error: Exception) -> None:
-        """Release batches after an error of the relay itself, so that they do not keep others waiting."""
+        """Release batches after an error in the code of the relay, so that they do not stay claimed until their lease is over."""
         reason = f"The relay failed: {type(error).__name__}: {error}"
         topic, ids = batches[0].topic, [batch.id for batch in batches]
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
@@ -305,5 +305,5 @@ class Relay:
         return results, self.committer.conclude(committed)
 
 
-def _listed(batch: ClaimedBatch | None) -> list[ClaimedBatch]:
+def _as_list(batch: ClaimedBatch | None) -> list[ClaimedBatch]:
     return [] if batch is None else [batch]

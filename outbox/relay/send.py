@@ -1,8 +1,8 @@
 """
 Load the messages of claimed batches, in slices of limited size, and send them to the broker.
 
-One-phase and two-phase sends differ only in the call and the token. On ordered topics, a message is sent after the answer
-for the previous message of its key; after a failure, no more messages of that key are sent.
+One-phase and two-phase sends differ only in the broker's method, and in the token of half messages. On ordered topics, a message
+is sent only after the answer for the previous message of its key; after a failure, no more messages of that key are sent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from outbox.logs import get_logger, log_fields
 from outbox.relay.breaker import Breakers, BreakerState, Budget
 from outbox.relay.cloudevents import OutgoingBuilder
 
-# The messages of batches, from a position of the first batch on, until their bodies reach the limit; the first message even
-# if it alone is larger. Message ids are read from the batches: sent as parameters they would cost more than the result. The
-# sub-SELECT hides the number of batches from the planner, so that one plan serves any number. A message whose row is gone
-# has NULLs. octet_length() does not read a body that is TOASTed.
+# The messages of batches, from a position of the first batch on, until the size of their bodies reaches the limit; at least one
+# message. Message ids are read from the batches, since sending them as parameters would cost more than the result. The sub-SELECT
+# hides the number of batches from the planner, so that one plan serves any number. A message whose row is gone has NULLs.
+# octet_length() does not read a body that is TOASTed.
 ROWS = """
 SELECT batch_id, position, key, headers, about, body FROM (
     SELECT given.n, batch.id AS batch_id, message_id.position, message.key, message.headers, message.about, message.body,
@@ -50,23 +50,23 @@ Row: TypeAlias = tuple[int, int, str, str | None, str | None, bytes]
 """
 A message: the id of its batch, its position, key, headers, about and body.
 
-All but the first two are None where the message row is gone.
+All but the first two are None if the message row is gone.
 """
 
 _batch_id = itemgetter(0)
 
 
-Loaded: TypeAlias = tuple[ClaimedBatch, Sequence[Row]]  # messages of a batch, in order
+Loaded: TypeAlias = tuple[ClaimedBatch, Sequence[Row]]  # a batch, and rows of its messages in order
 
 
 def slices(connection: Connection, batches: Sequence[ClaimedBatch], budget: Budget) -> Iterator[list[Loaded]]:
     """
-    Yield the messages of batches in order, slice by slice; reads those that the claim has not loaded.
+    Yield the messages of batches in order, slice by slice; read them from the database unless the claim has loaded them.
 
     A batch whose row is gone yields nothing.
 
     Args:
-        budget: of the bodies in a slice, each time as it is then; a larger body is a slice of its own.
+        budget: limits the size of all bodies in a slice, and is read for each slice. A larger body is a slice by itself.
     """
     if all(batch.messages is not None for batch in batches):
         rows = [(batch.id, n, *message) for batch in batches for n, message in enumerate(batch.messages or (), 1)]
@@ -74,7 +74,7 @@ def slices(connection: Connection, batches: Sequence[ClaimedBatch], budget: Budg
             yield list(by_batch(rows, batches))
             return
     waiting, begin = list(batches), 1
-    # Not connection.cursor(): in tests that is Django's, which cannot read bodies in binary format.
+    # Not connection.cursor(): in tests it returns Django's cursor, which cannot read bodies in binary format.
     with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
         while waiting:
             arguments = [[batch.id for batch in waiting], begin, budget.size]
@@ -104,11 +104,11 @@ def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[L
 
 logger = get_logger(__name__)
 
-SHRINKS_BY, MAX_SHIFT = 2, 16  # a batch that has failed is sent in quarters, and then in quarters of these
+SHIFT_PER_FAILURE, MAX_SHIFT = 2, 16  # bits: a batch that has failed is sent in quarters, then in quarters of these, and so on
 
 ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
 
-OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may use the same key
+OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may have equal order keys
 
 ROW_GONE = "Its message row is gone. Restore it from a backup or an archive, or discard the message."
 
@@ -120,9 +120,9 @@ class Sender:
 
     Args:
         source: the stable id of the database.
-        is_stopping: returns whether the relay stops; then messages not sent yet are released.
+        is_stopping: returns whether the relay has to stop, so that messages that are not sent yet are released.
         clock: a monotonic clock, in seconds.
-        unanswered: id of the batch whose last send got no answer for any of its messages; None after an answer.
+        unanswered: id of a batch whose topic got no answer in the last call; None if all topics got one.
     """
 
     connection: Connection
@@ -136,11 +136,11 @@ class Sender:
 
     def send(self, batches: Sequence[ClaimedBatch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
-        Send batches, either all ordered or all unordered; return a result for each of their positions.
+        Send batches, either all ordered or all unordered; return their results, which contain each of their positions.
 
         Args:
             is_half: send half messages instead of messages.
-            shed_at: from this time of the clock on, nothing more is sent, because half of the lease is over.
+            shed_at: the time of the clock when half of the lease is over; from then on, no further call is made.
         """
         results = {batch.id: BatchSendResult(batch, source=self.source) for batch in batches}
         is_probe = self.breakers.state is BreakerState.HALF_OPEN
@@ -160,10 +160,10 @@ class Sender:
         shed_at: float,
     ) -> Unaccepted | None:
         """
-        Make all calls to the broker; return the reason if some were not made.
+        Make all calls to the broker; return why some were not made, or None.
 
         Args:
-            unavailable: topic that got no answer -> reason; this method adds to it.
+            unavailable: topic that got no answer -> reason. This method adds to it.
         """
         if self.breakers.state is BreakerState.OPEN:
             return self._why_open()
@@ -179,9 +179,9 @@ class Sender:
         self, batches: Sequence[ClaimedBatch], results: dict[int, BatchSendResult], unavailable: Mapping[str, Unaccepted]
     ) -> Iterator[list[Loaded]]:
         """
-        Yield the messages of each call to the broker; each depends on the results of the calls before.
+        Yield the messages of each call to the broker; which messages these are depends on the results of the calls before.
 
-        What has failed before is not sent together with anything else.
+        The messages of topics that are probed, and of batches that have failed before, are not sent together with others.
         """
         for messages in slices(self.connection, batches, self.breakers.budget):
             waves = in_order(messages, results) if batches[0].order_keys is not None else iter([messages])
@@ -189,9 +189,9 @@ class Sender:
                 together, alone = [], []
                 for batch, rows in wave:
                     if self.breakers.is_probed(batch.topic):
-                        alone.append((batch, self._growing(rows)))
+                        alone.append((batch, self._in_growing_parts(rows)))
                     elif batch.failures:
-                        alone.append((batch, _shrunk(rows, batch.failures)))
+                        alone.append((batch, _in_shrinking_parts(rows, batch.failures)))
                     else:
                         together.append((batch, rows))
                 if together:
@@ -202,7 +202,7 @@ class Sender:
                             break
                         yield [(batch, rows)]
 
-    def _growing(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    def _in_growing_parts(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         """
         Yield the messages of a topic whose last send got no answer in growing parts: one as a probe, then two, four, and so on.
 
@@ -217,7 +217,7 @@ class Sender:
             rows, size = rows[size:], size * 2
 
     def why_shed(self, shed_at: float) -> Unaccepted | None:
-        """Return why nothing more is sent: the relay stops, or the clock has passed `shed_at`. None: more may be sent."""
+        """Return why no further call is made: the relay stops, or half of the lease is over. None if another may be made."""
         if self.is_stopping():
             return Unaccepted(SplitReason.SHED, "The relay stopped before this message was sent.")
         if self.clock() >= shed_at:
@@ -238,11 +238,11 @@ class Sender:
         failures: dict[str, list[SendResult]] = {}
         answered: set[str] = set()
         for batch, positions in sent:
-            failed = results[batch.id].note(positions, islice(outcomes, len(positions)))
+            failed = results[batch.id].record(positions, islice(outcomes, len(positions)))
             failures.setdefault(batch.topic, []).extend(failed)
             if len(failed) < len(positions) or any(result.status in ANSWERS for result in failed):
                 answered.add(batch.topic)
-        unavailable = self._note(failures, answered)
+        unavailable = self._update_breakers(failures, answered)
         self.unanswered = next((batch.id for batch in batches if batch.topic in unavailable), None)
         return unavailable
 
@@ -278,41 +278,41 @@ class Sender:
 
     @contextmanager
     def timed(self, messages: Sequence[Outgoing]) -> Iterator[None]:
-        """Note how long the block takes to hand messages to the broker."""
+        """Measure how long the block takes to send messages, and adapt the budget."""
         began = self.clock()
         try:
             yield
         finally:
-            self.breakers.budget.note(sum(len(message.body) for message in messages), self.clock() - began)
+            self.breakers.budget.adapt(sum(len(message.body) for message in messages), self.clock() - began)
 
     def _why_open(self, topic: str = "") -> Unaccepted:
-        """Return the reason for a message that is not sent because a breaker is open: the error that opened it."""
+        """Return the reason for messages that are not sent because a breaker is open: the error that opened it."""
         return Unaccepted(SplitReason.UNAVAILABLE, self.breakers.reason(topic))
 
     def _log_fields(self, batches: Sequence[ClaimedBatch]) -> dict[str, Any]:
         topics = (batch.topic for batch in batches)
         return log_fields(broker=self.broker.alias, batches=_batch_ids(batches), topics=topics)
 
-    def _note(self, failures: Mapping[str, Sequence[SendResult]], answered: Collection[str]) -> dict[str, Unaccepted]:
+    def _update_breakers(self, failures: Mapping[str, Sequence[SendResult]], answered: Collection[str]) -> dict[str, Unaccepted]:
         """
         Update the breakers; return the topics that got no answer, each with the reason.
 
         Args:
             failures: topic -> results that were not ACCEPTED, for each topic of the call.
-            answered: topics that got an answer, whatever it said.
+            answered: topics that got an answer, even if it is an error.
         """
         unavailable = {}
         for topic, failed in failures.items():
             if topic in answered:
-                self.breakers.note_answer(topic)
+                self.breakers.record_answer(topic)
                 continue
             reason = next((result.reason for result in failed if result.status is SendStatus.UNAVAILABLE), None)
             if reason is None:
                 continue
             unavailable[topic] = Unaccepted(SplitReason.UNAVAILABLE, reason)
-            if seconds := self.breakers.note_unavailable(topic, reason):
+            if seconds := self.breakers.record_no_answer(topic, reason):
                 logger.warning(
-                    "Topic %r of broker %r gets no answer (%s). The relay skips it for %.1f s.",
+                    "Topic %r of broker %r gets no answer (%s). The relay skips the topic for %.1f s.",
                     topic,
                     self.broker.alias,
                     reason,
@@ -322,9 +322,9 @@ class Sender:
         return unavailable
 
 
-def _shrunk(rows: Sequence[Row], failures: int) -> Iterator[Sequence[Row]]:
-    """Yield the messages of a batch that has failed in parts that get smaller with each failure, to find the one that fails."""
-    size = max(1, len(rows) >> min(SHRINKS_BY * failures, MAX_SHIFT))
+def _in_shrinking_parts(rows: Sequence[Row], failures: int) -> Iterator[Sequence[Row]]:
+    """Yield the messages of a failed batch in parts, which get smaller with each failure, to find the message that fails."""
+    size = max(1, len(rows) >> min(SHIFT_PER_FAILURE * failures, MAX_SHIFT))
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
@@ -336,19 +336,19 @@ def in_order(messages: Sequence[Loaded], results: dict[int, BatchSendResult]) ->
     When a message is not accepted, later messages of its key are not sent either.
     """
     batches = [batch for batch, _ in messages]
-    held: set[OrderKey] = set()
+    stopped_keys: set[OrderKey] = set()
     for result in results.values():
-        held |= {_key(result.batch, position) for position in result.unaccepted}
+        stopped_keys |= {_key(result.batch, position) for position in result.unaccepted}
     waiting = [(_key(batch, row[1]), row) for batch, rows in messages for row in rows]
     while waiting:
         wave: dict[OrderKey, Row] = {}
         later = []
         for key, row in waiting:
-            if key not in held and wave.setdefault(key, row) is not row:
+            if key not in stopped_keys and wave.setdefault(key, row) is not row:
                 later.append((key, row))
         if wave:
             yield list(by_batch(wave.values(), batches))
-        held |= {key for key, row in wave.items() if row[1] in results[row[0]].unaccepted}
+        stopped_keys |= {key for key, row in wave.items() if row[1] in results[row[0]].unaccepted}
         waiting = later
 
 
@@ -361,9 +361,9 @@ def _batch_ids(batches: Sequence[ClaimedBatch]) -> list[int]:
 
 
 def _refuse(batch: ClaimedBatch, position: int, reason: str) -> Unaccepted:
-    """Refuse a message whose row cannot be sent, and send an alert."""
+    """Send an alert for a message whose row cannot be sent, and return its result."""
     details = {"batch": batch.id, "message": batch.message_ids[position - 1]}
     extra = log_fields(message_id=details["message"], topic=batch.topic, batch=batch.id, attempt=batch.attempt)
-    logger.error("Message %(message)s of batch %(batch)s cannot be sent.", details, extra=extra)
+    logger.error("Message %(message)s of batch %(batch)s cannot be sent: %(reason)s", details | {"reason": reason}, extra=extra)
     signals.alert.send_robust(sender=Sender, reason=reason, details=details)
     return Unaccepted(SplitReason.REFUSED, reason)

@@ -1,18 +1,22 @@
 """
 Send batches to a broker with transactional sends: exactly one copy of each message becomes visible.
 
+A lane is a number that one relay holds alone, and its transactional id at the broker. To open a lane is to begin a new session
+with that id, which fences the lane: a transaction of an earlier session can no longer be committed.
+
 THE TRANSACTION holds the messages of all batches of a round, and a marker that names these batches with their attempts. Each
-lane has a marker, which each transaction overwrites. So a batch that was sent is marked SENT before the next transaction begins.
+lane has one marker, which each of its transactions overwrites. So batches that were sent have to be marked SENT before the next
+transaction of the lane begins.
 
-WITHOUT AN ANSWER to the commit, only the marker says whether there was one, and only after the lane was fenced: until then the
-transaction may still be committed. The relay opens the lane again, which fences it, and settles the lane: batches that the marker
-names are SENT, the others are released.
+WITHOUT AN ANSWER to the commit, the batches are in doubt: only the marker shows whether the transaction was committed, and only
+after the lane was fenced, since until then it may still be committed. So the relay opens the lane again, and settles it: batches
+that the marker names are marked SENT, the others are released.
 
-A BATCH OF ANOTHER LANE that is claimed again may be in doubt, too. That lane is fenced first, and its marker read; only then is
-the batch part of a transaction of this lane. The claim comes before the fence: otherwise the holder of that lane could open it
-again, and send the batch, in between.
+A BATCH OF ANOTHER LANE that is claimed again may be in doubt, too. That lane is fenced first, and its marker is read. Only then
+may the batch be sent in a transaction of this lane. The batch is claimed before that lane is fenced. Otherwise the holder of that
+lane could, in between, open it again and send the batch.
 
-A LOST MARKER is no answer. Batches in doubt are DEAD then, and an operator decides; nothing else is sent before.
+A LOST MARKER proves nothing. Then the batches in doubt become DEAD, for an operator to decide, before anything else is sent.
 
 The statements are in `batches/transactions.py`.
 """
@@ -59,9 +63,9 @@ MARKER_LOST = (
     "The marker of lane {lane} is gone from broker {broker!r}, so nobody can tell whether this message was published. "
     "Replay sends it, perhaps a second time; discard accepts it as published."
 )
-OTHER_REJECTED = Unaccepted(SplitReason.SHED, "Another message of its transaction was rejected. It is sent again.")
-NEXT_ROUND = Unaccepted(SplitReason.SHED, "The transaction was full. It is sent in the next one.")
-LANE_CLOSED = Unaccepted(SplitReason.SHED, "The transaction before did not end cleanly. It is sent again.")
+OTHER_REJECTED = Unaccepted(SplitReason.SHED, "Another message of its transaction was rejected. The message is sent again.")
+NEXT_ROUND = Unaccepted(SplitReason.SHED, "The transaction was full. The message is sent in the next one.")
+LANE_CLOSED = Unaccepted(SplitReason.SHED, "The previous transaction of the lane may not have ended. The message is sent again.")
 
 
 class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -69,9 +73,9 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     The marker of a transaction, as JSON.
 
     Args:
-        sent: its batches: id and attempt.
-        database: the database server and the database that sent it. "": unknown.
-        timeline: the server's timeline, which grows with each failover and each restore. 0: unknown.
+        sent: the id and attempt of each batch in the transaction.
+        database: identifies the database server and the database of the relay, as in `read_server`; "" if unknown.
+        timeline: the server's timeline, which grows with each failover and each restore; 0 if unknown.
     """
 
     sent: tuple[tuple[int, int], ...] = ()
@@ -86,9 +90,10 @@ class TransactionalSender:
 
     Args:
         source: the stable id of the database.
-        takes_over: whether lanes whose markers another database wrote are taken over, instead of refused.
-        lanes: how many there are.
-        is_settled: whether each transaction of the lane was recorded here.
+        why_shed: returns why no further transaction is begun in this round; None if one may begin.
+        takes_over: take over lanes whose markers another database wrote. By default, such a lane raises an error.
+        lanes: the number of lanes.
+        is_settled: whether this database has recorded what became of each transaction of the lane.
     """
 
     connection: Connection
@@ -102,23 +107,23 @@ class TransactionalSender:
     takes_over: bool = False
     lanes: int = 0
     is_settled: bool = field(default=False, init=False)
-    _database: str = field(default="", init=False)  # as `read_server` has it, and its timeline
+    _database: str = field(default="", init=False)  # this database and its timeline, from `read_server`
     _timeline: int = field(default=0, init=False)
 
     @property
-    def _sends(self) -> TransactionalSends:
+    def _transactional_broker(self) -> TransactionalSends:
         return TransactionalSends.of(self.broker)
 
     def open_lane(self) -> None:
         """
-        Open the lane at the broker and settle it, unless it is open; call it before a claim.
+        Open the lane at the broker and settle it, unless it is open and settled. Call this before a claim.
 
         Raises:
-            BrokerUnavailable: it cannot be opened now.
-            LaneBlocked: another lane perhaps can.
-            BrokerMisconfigured: it cannot be opened until somebody acts.
+            BrokerUnavailable: the lane cannot be opened now.
+            LaneBlocked: this lane cannot be opened now, but others perhaps can.
+            BrokerMisconfigured: the lane cannot be opened until an operator acts.
         """
-        if self.is_settled and self._sends.is_lane_open(self.lane):
+        if self.is_settled and self._transactional_broker.is_lane_open(self.lane):
             return
         self._open()
         if self.takes_over:
@@ -126,7 +131,7 @@ class TransactionalSender:
 
     def _open(self) -> None:
         self.is_settled = False
-        marker = self._read(self._sends.open_lane(self.source, self.lane), self.lane)
+        marker = self._decode_marker(self._transactional_broker.open_lane(self.source, self.lane), self.lane)
         failpoint("relay.after_open")
         self._database, self._timeline = read_server(self.connection)
         if marker is None:
@@ -135,67 +140,69 @@ class TransactionalSender:
         else:
             is_foreign = self._is_foreign(marker)
             if is_foreign and not self.takes_over:
-                raise self._refused(marker)
+                raise self._foreign_error(marker)
             self._settle(marker, is_foreign=is_foreign)
         self.is_settled = True
 
     def _take_others_over(self) -> None:
-        """Take over the other lanes in which another database has sent, too, so that no relay is refused later."""
-        held = []
+        """Also take over the other lanes whose markers another database wrote, so that relays can open them later."""
+        held_by_others = []
         for number in range(1, self.lanes + 1):
-            marker = self._read(self._sends.look_at_lane(self.source, number), number)
+            marker = self._decode_marker(self._transactional_broker.look_at_lane(self.source, number), number)
             if marker is not None and self._is_foreign(marker):
                 with holding_lane(self.connection, number) as is_held:
                     if is_held:
                         dataclasses.replace(self, lane=number)._open()
                     else:
-                        held.append(number)
-        if held:
+                        held_by_others.append(number)
+        if held_by_others:
             text = (
-                "Lanes %s were not taken over, since other relays hold them. Stop them, and run outbox_relay --take-over again."
+                "Lanes %s were not taken over, since other relays hold them. Stop these relays, and run outbox_relay --take-over "
+                "again."
             )
-            logger.warning(text, held, extra=log_fields(broker=self.broker.alias))
+            logger.warning(text, held_by_others, extra=log_fields(broker=self.broker.alias))
 
     def _settle(self, marker: Marker, *, is_foreign: bool) -> None:
-        """Decide what the lane's transactions have left in doubt, by its marker."""
+        """Settle the batches that the lane's transactions have left in doubt, and reset the marker if it names other ones."""
         lane = self.lane
         settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
         failpoint("relay.after_settle")
         if settled:
             extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
-            logger.info("Lane %s: batches %s were published, though not marked.", lane, sorted(settled), extra=extra)
+            logger.info("Lane %s: batches %s had been published, and are marked SENT now.", lane, sorted(settled), extra=extra)
         unknown, ahead = read_named(self.connection, lane, marker.sent)
         is_older = ahead > 0 or 0 < marker.timeline < self._timeline
         if is_older:
             self._alert_restored(marker, ahead)
-        if unknown or is_older or is_foreign:  # a batch that gets the same id again must not be taken for one that was sent
+        if unknown or is_older or is_foreign:  # otherwise new batches with the same ids could be taken for sent ones
             self._reset_marker()
 
     def _is_foreign(self, marker: Marker) -> bool:
         """Return whether another database has sent the last transaction of a lane."""
         return bool(self._database) and marker.database not in ("", self._database)
 
-    def _refused(self, marker: Marker) -> BrokerMisconfigured:
+    def _foreign_error(self, marker: Marker) -> BrokerMisconfigured:
         return BrokerMisconfigured(
-            f"Another database (server/id {marker.database}) has sent in lane {self.lane} of broker "
-            f"{self.broker.alias!r} under the same source id, {self.source}; this one is {self._database}.",
-            hint="If this database is a copy, give it an id of its own: UPDATE outbox_source SET id = 'urn:uuid:' || "
-            "gen_random_uuid(). If it replaces the other one, which is gone, run outbox_relay --take-over once, which takes all "
-            "lanes.",
+            f"Another database (server/id {marker.database}) has sent messages in lane {self.lane} of broker "
+            f"{self.broker.alias!r} with the same source id, {self.source}; this database is {self._database}.",
+            hint="If this database is a copy, give it another source id: UPDATE outbox_source SET id = 'urn:uuid:' || "
+            "gen_random_uuid(). If it replaces the other database, which is no longer used, run outbox_relay --take-over once, "
+            "which takes over all lanes.",
         )
 
     def _alert_restored(self, marker: Marker, ahead: int) -> None:
         details = {"lane": self.lane, "broker": self.broker.alias, "timeline": self._timeline, "batches": ahead}
         reason = (
-            f"The database is on timeline {self._timeline}, and sent its last transaction on timeline {marker.timeline}; "
-            f"it lacks {ahead} batches of it. It failed over or was restored: what it has lost since then may be sent again, "
-            "and what was written then and is missing here is published all the same."
+            f"The database is on timeline {self._timeline}. The last transaction of the lane was sent on timeline "
+            f"{marker.timeline}, and has {ahead} batches that the database lacks. So the database failed over or was restored, "
+            "and has lost its last changes. Messages that it no longer knows to be sent may be sent again; messages that it has "
+            "lost were published all the same."
         )
         logger.error("Lane %s: %s", self.lane, reason, extra=log_fields(broker=self.broker.alias))
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _give_up_lane(self) -> None:
-        """Mark what the lane has left in doubt DEAD: its marker is gone, or there never was one."""
+        """Mark the lane's batches in doubt DEAD, since its marker is lost. A lane that never had a marker has none in doubt."""
         lane, alias = self.lane, self.broker.alias
         if not is_in_doubt(self.connection, lane, alias):
             return
@@ -208,10 +215,10 @@ class TransactionalSender:
         signals.alert.send_robust(sender=TransactionalSender, reason=reason, details=details)
 
     def _reset_marker(self) -> None:
-        """Send a marker that names no batch."""
+        """Overwrite the lane's marker with one that names no batch."""
         lane = self.lane
-        self._sends.send_transaction(lane, [], self._marker([]))
-        if not self._sends.is_lane_open(lane):
+        self._transactional_broker.send_transaction(lane, [], self._marker([]))
+        if not self._transactional_broker.is_lane_open(lane):
             raise BrokerUnavailable(f"Broker {self.broker.alias!r} has not confirmed the first transaction of lane {lane}.")
 
     def relay(self, batches: Sequence[ClaimedBatch]) -> tuple[list[BatchSendResult], set[int]]:
@@ -219,13 +226,13 @@ class TransactionalSender:
         Send claimed batches in as few transactions as their size allows, and mark them SENT.
 
         Returns:
-            The result of each batch that was sent, or rejected; the ids of those that are SENT now.
+            The results of the batches that were sent, rejected or not reached; and the ids of the batches that are SENT now.
         """
         results: list[BatchSendResult] = []
         sent: set[int] = set()
         adopted = (self._adopt(batch, sent) for batch in self._release_unavailable(batches))
         waiting = [batch for batch in adopted if batch is not None]
-        for loaded in self._loads(waiting):
+        for loaded in self._load_transactions(waiting):
             round_ = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
             if stopped_by is None:
@@ -236,34 +243,34 @@ class TransactionalSender:
         return results, sent
 
     def _release_unavailable(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
-        """Return the batches whose topics can take messages now; the others are released."""
-        away = self._sends.find_away({batch.topic for batch in batches})
+        """Release the batches whose topics cannot take messages now; return the others."""
+        unavailable = self._transactional_broker.find_away({batch.topic for batch in batches})
         for batch in batches:
-            if batch.topic in away:
-                self._return_unavailable(batch, away[batch.topic])
-        return [batch for batch in batches if batch.topic not in away]
+            if batch.topic in unavailable:
+                self._return_unavailable(batch, unavailable[batch.topic])
+        return [batch for batch in batches if batch.topic not in unavailable]
 
     def _adopt(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         """
-        Return a batch if it may be sent in this lane's next transaction, which is recorded.
+        Record that a batch may be in this lane's next transaction; return it if it may be sent in it.
 
         Args:
-            sent: its id is added where it was found to be published.
+            sent: the id of the batch is added to it if the batch turns out to be published already.
         """
-        lane, held = self.lane, batch.transaction
-        if held is not None and held.attempt == batch.attempt:
-            return batch  # no transaction before this claim may hold it
+        lane, recorded = self.lane, batch.transaction
+        if recorded is not None and recorded.attempt == batch.attempt:
+            return batch  # its claim has recorded the transaction, and no earlier one may hold it
         try:
-            if held is not None:
+            if recorded is not None:
                 failpoint("relay.before_fence")
-                marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)
+                marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)
                 failpoint("relay.after_fence")
                 if marker is None:
-                    error = MARKER_LOST.format(lane=held.lane, broker=self.broker.alias)
-                    self._notify_lost(held.lane, give_up_batch(self.connection, batch, error=error))
+                    error = MARKER_LOST.format(lane=recorded.lane, broker=self.broker.alias)
+                    self._notify_lost(recorded.lane, give_up_batch(self.connection, batch, error=error))
                     return None
-                if (batch.id, held.attempt) in marker.sent:
-                    sent |= mark_committed(self.connection, held.lane, [(batch.id, held.attempt)])
+                if (batch.id, recorded.attempt) in marker.sent:
+                    sent |= mark_committed(self.connection, recorded.lane, [(batch.id, recorded.attempt)])
                     return None
             adopted = adopt(self.connection, batch, lane)
             failpoint("relay.after_adopt")
@@ -274,16 +281,20 @@ class TransactionalSender:
             self._return_unavailable(batch, str(error))
             return None
 
-    def _loads(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
-        """Yield what one transaction takes, by its budget: whole batches, and the first part of one whose rest is split off."""
+    def _load_transactions(self, batches: Sequence[ClaimedBatch]) -> Iterator[list[Loaded]]:
+        """
+        Yield the messages of one transaction after the other, each within the budget.
+
+        A transaction takes whole batches; if the last one does not fit, the rest of it is split off.
+        """
         waiting = list(batches)
         while waiting and (loaded := next(slices(self.connection, waiting, self.sender.breakers.budget), None)):
             batch, rows = loaded.pop()
             waiting = waiting[waiting.index(batch) + 1 :]
-            yield [*loaded, *self._cut(batch, rows)]
+            yield [*loaded, *self._split_rest(batch, rows)]
 
-    def _cut(self, batch: ClaimedBatch, rows: Sequence[Row]) -> list[Loaded]:
-        """Split the messages off a claimed batch that were not loaded, and return it; return nothing where the fence was lost."""
+    def _split_rest(self, batch: ClaimedBatch, rows: Sequence[Row]) -> list[Loaded]:
+        """Split the messages that were not loaded off a claimed batch, and return it; return [] if the fence was lost."""
         rest = {position: NEXT_ROUND for position in batch.positions if position > rows[-1][1]}
         if not rest:
             return [(batch, rows)]
@@ -294,7 +305,7 @@ class TransactionalSender:
         return [(replace(batch, split=batch.split | rest.keys()), rows)]
 
     def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
-        """Send batches in one transaction, and record what became of it."""
+        """Send batches in one transaction, and record its result; if it is unknown, the lane stays unsettled."""
         messages: list[Outgoing] = []
         positions = [
             self.sender.build(rows, result, messages, is_half=False) for (_, rows), result in zip(loaded, results, strict=True)
@@ -306,15 +317,16 @@ class TransactionalSender:
         self.is_settled = False
         failpoint("relay.before_transaction")
         with tracing.send(messages), self.sender.timed(messages):
-            outcomes = iter(self._sends.send_transaction(self.lane, messages, self._marker(named)))
+            outcomes = iter(self._transactional_broker.send_transaction(self.lane, messages, self._marker(named)))
         failpoint("relay.after_transaction")
-        for result, places in zip(results, positions, strict=True):
-            result.note(places, islice(outcomes, len(places)))
+        for result, positions_of_batch in zip(results, positions, strict=True):
+            result.record(positions_of_batch, islice(outcomes, len(positions_of_batch)))
         reasons = {unaccepted.reason for result in results for unaccepted in result.unaccepted.values()}
         if SplitReason.UNSURE in reasons:
-            self._note_unsure(results)
+            self._log_unsure(results)
         elif reasons:
-            for result in results if reasons != {SplitReason.UNAVAILABLE} else ():  # the others were not tried alone
+            # The topics of the others may be available, since the transaction failed as a whole.
+            for result in results if reasons != {SplitReason.UNAVAILABLE} else ():
                 for position in [
                     p for p, unaccepted in result.unaccepted.items() if unaccepted.reason is SplitReason.UNAVAILABLE
                 ]:
@@ -326,10 +338,10 @@ class TransactionalSender:
 
     def _mark(self, loaded: Sequence[Loaded], named: Sequence[tuple[int, int]], sent: set[int]) -> None:
         mark_committed(self.connection, self.lane, named)
-        sent |= {batch_id for batch_id, _ in named}  # where another relay has marked it first, too
+        sent |= {batch_id for batch_id, _ in named}  # including batches that another relay has marked first
         failpoint("relay.after_mark")
         for batch, rows in loaded:
-            self.sender.breakers.note_answer(batch.topic)
+            self.sender.breakers.record_answer(batch.topic)
             ids = [batch.message_ids[position - 1] for _, position, *_ in rows]
             tracing.note_sent(self.broker.alias, batch.topic, ids)
 
@@ -338,34 +350,35 @@ class TransactionalSender:
         Return batches that are certainly not published.
 
         Args:
-            rest: the reason of the messages that have none of their own.
+            rest: the reason of the messages that have none.
         """
         withdraw(self.connection, self.lane, [result.batch for result in results])
         for result in results:
             result.accepted.clear()
             result.complete(rest)
-            self._note(result)
+            self._update_breakers(result)
             self._return(result.batch, result.unaccepted)
 
-    def _note_unsure(self, results: Sequence[BatchSendResult]) -> None:
-        """Log a transaction without an answer: its batches stay claimed until the lane is settled."""
+    def _log_unsure(self, results: Sequence[BatchSendResult]) -> None:
+        """Log a transaction that got no answer; its batches stay claimed until the lane is settled."""
         reason = next(unaccepted.text for result in results for unaccepted in result.unaccepted.values())
         batches = sorted(result.batch.id for result in results)
         extra = log_fields(broker=self.broker.alias, lane=self.lane, batches=batches)
-        logger.warning("The transaction of lane %s got no answer; its marker decides. %s", self.lane, reason, extra=extra)
+        text = "The commit of a transaction of lane %s got no answer. The lane's marker will show whether it was committed. %s"
+        logger.warning(text, self.lane, reason, extra=extra)
 
-    def _note(self, result: BatchSendResult) -> None:
+    def _update_breakers(self, result: BatchSendResult) -> None:
         """Update the breakers after a transaction that failed."""
         breakers, topic = self.sender.breakers, result.batch.topic
         texts = [unaccepted.text for unaccepted in result.unaccepted.values() if unaccepted.reason is SplitReason.UNAVAILABLE]
         if texts:
-            breakers.note_unavailable(topic, texts[0])
+            breakers.record_no_answer(topic, texts[0])
         elif any(unaccepted.reason is not SplitReason.SHED for unaccepted in result.unaccepted.values()):
-            breakers.note_answer(topic)
+            breakers.record_answer(topic)
 
     def _return_unavailable(self, batch: ClaimedBatch, reason: str) -> None:
         self._return(batch, dict.fromkeys(batch.positions, Unaccepted(SplitReason.UNAVAILABLE, reason)))
-        self.sender.breakers.note_unavailable(batch.topic, reason)
+        self.sender.breakers.record_no_answer(batch.topic, reason)
 
     def _return(self, batch: ClaimedBatch, unaccepted: dict[int, Unaccepted]) -> None:
         self.committer.return_unaccepted(BatchSendResult(batch, unaccepted=unaccepted, source=self.source))
@@ -373,15 +386,19 @@ class TransactionalSender:
     def _marker(self, named: Sequence[tuple[int, int]]) -> str:
         return msgspec.json.encode(Marker(tuple(named), self._database, self._timeline)).decode()
 
-    def _read(self, text: str | None, lane: int) -> Marker | None:
+    def _decode_marker(self, text: str | None, lane: int) -> Marker | None:
         return _decode(text, lane, self.broker.alias)
 
 
 def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source: str, lanes: int) -> dict[int, int]:
     """
-    Return lanes that have sent what the database does not have: lane -> number of batches. Nothing is changed.
+    Return the lanes whose markers name batches that the database has never had: lane -> number of these batches.
 
-    So the database was restored, or failed over and lost commits. Raises BrokerUnavailable or BrokerMisconfigured.
+    If there are any, the database was restored, or failed over and lost commits. This changes nothing.
+
+    Raises:
+        BrokerUnavailable: a marker cannot be read now.
+        BrokerMisconfigured: a marker cannot be read until an operator acts.
     """
     lanes_ahead = {}
     for lane in range(1, lanes + 1):
@@ -392,7 +409,7 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
 
 
 def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
-    """Return a marker that a broker has read. Raises BrokerMisconfigured if it is not one of this package."""
+    """Decode a marker; None stays None. Raises BrokerMisconfigured if another program wrote it."""
     if text is None:
         return None
     try:
@@ -400,5 +417,5 @@ def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
     except msgspec.MsgspecError as error:
         raise BrokerMisconfigured(
             f"The marker of lane {lane} of broker {broker!r} cannot be read: {error}",
-            hint="Only relays of this package write to the marker topic. Find who else does.",
+            hint="Only relays of this package may write to the marker topic. Find out which other program does.",
         ) from error

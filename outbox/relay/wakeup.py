@@ -1,9 +1,9 @@
 """
 Wakeup: one of the idle relays of a broker is on call. It announces itself in a row, and publishers notify it on commit.
 
-The other relays poll, and take its place when it is gone, frozen, or busy. A notification may be lost, and a transaction
-that published before the row was written, and commits after it, sends none. Both cost latency only: the relay claims
-again when its wait is over.
+The other relays poll, and one of them takes its place when it has ended, freezes, or is busy. A notification may be lost. And a
+transaction that published before the row was written, and commits after it, sends none. Both only cost latency, since the relay
+claims again when its wait is over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITHDRAW = "DELETE FROM outbox_wakeup WHERE relay = %s"
 
 IS_ANOTHER_ON_CALL = "SELECT EXISTS (SELECT FROM outbox_wakeup WHERE broker = %s AND relay <> %s)"
 
-# Rows of relays that died, whose lane's lock is free. Each would cost every publisher a useless notification.
+# Delete the rows of relays that died, so that publishers do not notify them. The lock of the lane of a dead relay is free.
 FORGET_DEAD = f"DELETE FROM outbox_wakeup WHERE {IS_LANE_FREE.format(lane='relay')}"
 
 
@@ -39,14 +39,14 @@ class Waker:
     """
     Waits for publishers on behalf of a relay.
 
-    A relay that has claimed nothing calls `announce()`, claims again, and only then calls `wait()`. That claim finds what
-    was committed before the announcement; later commits notify the relay.
+    A relay that has claimed nothing calls `announce()`, claims again, and only then calls `wait()`. That claim finds messages
+    that were committed before the announcement; later commits notify the relay.
 
     Args:
-        connection: this waker's own, in autocommit.
+        connection: a connection in autocommit, which only this waker uses.
         lane: the relay's lane.
         broker: the alias of the relay's broker.
-        is_long_running: whether the relay keeps running. A relay that ends with its work makes room for a long-running one.
+        is_long_running: whether the relay keeps running. A long-running relay takes the place of one that ends when it is idle.
         shortest, longest: the first wait; each wait without a notification doubles the next, up to the longest.
     """
 
@@ -69,10 +69,10 @@ class Waker:
         self._next_wait = shortest
         self._is_listening = False
         self.is_on_call = False
-        connection.execute(WITHDRAW, [self._lane])  # the lane's last holder may have died idle
+        connection.execute(WITHDRAW, [self._lane])  # the last holder of the lane may have died while it was on call
 
     def announce(self) -> bool:
-        """Go on call, unless another relay of the broker is; return whether this relay is on call now."""
+        """Go on call, or stay on call, unless another relay of the broker is; return whether this relay is on call now."""
         arguments = {"broker": self._broker, "lane": self._lane, "is_long_running": self._is_long_running}
         self.is_on_call = self._connection.execute(ANNOUNCE, arguments).rowcount == 1
         if self.is_on_call is not self._is_listening:
@@ -92,16 +92,16 @@ class Waker:
         Wait for a notification.
 
         Args:
-            at_most: the longest wait, if it is shorter than the next one in line.
+            at_most: the maximum wait, if it is shorter than the wait that is due.
 
         Returns:
-            Ids of the topics that publishers named. Empty: there was no notification, or one that names no topic.
+            Ids of the topics with new messages. Empty if there was no notification, or one that names no topic.
         """
         seconds = min(self._next_wait, at_most or self._next_wait).total_seconds()
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            # The whole backlog: psycopg keeps notifications that came during another statement, and would keep the rest.
-            payloads = {notice.payload for notice in self._connection.notifies(timeout=left, stop_after=1)}
+        while (remaining := deadline - time.monotonic()) > 0:
+            # This reads all notifications that have arrived. psycopg also keeps those that arrived during another statement.
+            payloads = {notice.payload for notice in self._connection.notifies(timeout=remaining, stop_after=1)}
             if "" in payloads:
                 return frozenset()
             named = (payload.partition(":") for payload in payloads)
@@ -111,11 +111,11 @@ class Waker:
         return frozenset()
 
     def is_another_on_call(self) -> bool:
-        """Return whether another relay of the broker waits for publishers."""
+        """Return whether another relay of the broker is on call."""
         row = self._connection.execute(IS_ANOTHER_ON_CALL, [self._broker, self._lane]).fetchone()
         return row == (True,)
 
 
 def forget_dead(connection: Connection) -> int:
-    """Delete the rows of relays that died on call; return how many."""
+    """Delete the rows of relays that died on call; return their number."""
     return connection.execute(FORGET_DEAD).rowcount

@@ -89,7 +89,7 @@ def shop(harness: Harness, acts: Acts, settings, monkeypatch) -> Iterator[Shop]:
     monkeypatch.setattr(register, "registered", {})
     monkeypatch.setattr(conf, "make_broker", lambda alias: harness.open())
     monkeypatch.setattr(conf, "broker_class", lambda alias: kind)
-    monkeypatch.setattr(worker_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "POLL_SECONDS", 0.0)
     shop = Shop(harness, acts)
     with closing(shop.worker()) as first:  # the group is known before messages are sent
         first.step(A_MOMENT)
@@ -159,7 +159,7 @@ class TestMessageThatComesAgain:
         killed = shop.worker()
         with monkeypatch.context() as patch:
             patch.setattr(killed, "_handle", lambda deliveries: 1 / 0)
-            patch.setattr(killed, "_end_all", lambda broker, *, is_outage: received.append(is_outage))
+            patch.setattr(killed, "_settle_rest", lambda broker, *, is_outage: received.append(is_outage))
             received: list[bool] = []
             wait_until(lambda: _dies(killed) and bool(received), 60)
         shop.restart()

@@ -100,7 +100,7 @@ def _marker_not_asked() -> Sequence[Any]:
     def read(self: TransactionalSender, text: str | None, lane: int) -> Marker | None:
         return None if text is None else Marker()
 
-    return [patch.object(TransactionalSender, "_read", read)]
+    return [patch.object(TransactionalSender, "_decode_marker", read)]
 
 
 def _commit_before_decision() -> Sequence[Any]:

@@ -199,8 +199,8 @@ MUTANTS: dict[str, Mutant] = {
     "nobody-fenced": Mutant(
         "The lane of another relay is fenced before its marker is read",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.look_at_lane(self.source, held.lane), held.lane)",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)",
+        "marker = self._decode_marker(self._transactional_broker.look_at_lane(self.source, recorded.lane), recorded.lane)",
         TRANSACTIONS,
     ),
     "marker-lost": Mutant(
@@ -227,9 +227,9 @@ MUTANTS: dict[str, Mutant] = {
     "inbox-transaction": Mutant(
         "The inbox row is committed with what the handler writes",
         HANDLE,
-        "        mine = [place for place, claimed in enumerate(run.claims) if claimed is Claim.MINE]\n",
+        "        claimed_indexes = [index for index, claimed in enumerate(run.claims) if claimed is Claim.CLAIMED]\n",
         '        connections[consumer.using].connection.execute("COMMIT")\n'
-        "        mine = [place for place, claimed in enumerate(run.claims) if claimed is Claim.MINE]\n",
+        "        claimed_indexes = [index for index, claimed in enumerate(run.claims) if claimed is Claim.CLAIMED]\n",
         (f"{CONSUMING}/test_inbox.py", f"{CONSUMING}/test_handle.py"),
     ),
     "ordered-work": Mutant(
@@ -249,15 +249,15 @@ MUTANTS: dict[str, Mutant] = {
     "inbox-lock": Mutant(
         "Two processes do not handle a message at once",
         INBOX,
-        '    SELECT {_LOCK.format("key")} AS is_mine,',
-        "    SELECT true AS is_mine,",
+        '    SELECT {_LOCK.format("key")} AS is_locked,',
+        "    SELECT true AS is_locked,",
         (f"{CONSUMING}/test_inbox.py",),
     ),
     "copies-in-a-batch": Mutant(
         "Of two copies in one call of a handler, one is dropped",
         INBOX,
-        "Claim.MINE if is_new and not is_copy else Claim.KNOWN",
-        "Claim.MINE if is_new else Claim.KNOWN",
+        "Claim.CLAIMED if is_new and not is_copy else Claim.KNOWN",
+        "Claim.CLAIMED if is_new else Claim.KNOWN",
         (f"{CONSUMING}/test_batches.py", f"{CONSUMING}/test_inbox.py"),
     ),
     "other-release": Mutant(
@@ -270,8 +270,8 @@ MUTANTS: dict[str, Mutant] = {
     "other-release-takes": Mutant(
         "A deferred message is run by a process that has a handler for it",
         DEFERRED,
-        "d.topic || '{BETWEEN}' || d.type || '{BETWEEN}*' = ANY (%(mine)s::text[])",
-        "d.topic IS NOT NULL OR '*' = ANY (%(mine)s::text[])",
+        "d.topic || '{SEPARATOR}' || d.type || '{SEPARATOR}*' = ANY (%(subscriptions)s::text[])",
+        "d.topic IS NOT NULL OR '*' = ANY (%(subscriptions)s::text[])",
         (f"{CONSUMING}/test_subscriptions.py", f"{CONSUMING}/test_read.py"),
     ),
     "acknowledge-first": Mutant(
@@ -285,8 +285,8 @@ MUTANTS: dict[str, Mutant] = {
     "outage-in-a-hand": Mutant(
         "After a message that is not known in the end, the rest is released",
         WORKER,
-        "            while not (is_outage or ends_with or self._stop.is_set()) and",
-        "            while not (ends_with or self._stop.is_set()) and",
+        "            while not (is_outage or error_to_raise or self._stop.is_set()) and",
+        "            while not (error_to_raise or self._stop.is_set()) and",
         (f"{CONSUMING}/test_outage.py",),
     ),
     "renew-taken": Mutant(
@@ -341,7 +341,7 @@ MUTANTS: dict[str, Mutant] = {
     "take-first": Mutant(
         "Only the first deferred message of a key is run",
         DEFERRED,
-        ' AND {_IS_KEY_FREE.format(key="d.order_key", more=" AND e.id < d.id")}',
+        ' AND {_IS_FIRST_OF_KEY.format(key="d.order_key", more=" AND e.id < d.id")}',
         "",
         TEST_DEFERRED,
     ),
@@ -383,14 +383,14 @@ MUTANTS: dict[str, Mutant] = {
     "end-token": Mutant(
         "The end of a run that another process has taken over is dropped",
         DEFERRED,
-        '\nWHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL\n"""\n\nNOT_BEGUN',
-        '\nWHERE id = %(id)s AND %(runs)s > 0 AND dead_at IS NULL\n"""\n\nNOT_BEGUN',
+        '\nWHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL\n"""\n\n# Count a run',
+        '\nWHERE id = %(id)s AND %(runs)s > 0 AND dead_at IS NULL\n"""\n\n# Count a run',
         TEST_DEFERRED,
     ),
     "end-savepoint": Mutant(
         "A failure is written under the lock of its row",
         "outbox/consuming/run_deferred.py",
-        "            if is_conflict(error) or run.end_of_process(error) or not _is_alive(using):\n",
+        "            if is_conflict(error) or run.error_at_shutdown(error) or not _is_alive(using):\n",
         "            if True:\n",
         TEST_DEFERRED,
     ),
@@ -454,7 +454,7 @@ MUTANTS: dict[str, Mutant] = {
     "held-key": Mutant(
         "After a message that was not accepted, no later one of its key is sent",
         "outbox/relay/send.py",
-        "            if key not in held and wave.setdefault",
+        "            if key not in stopped_keys and wave.setdefault",
         "            if wave.setdefault",
         (f"{RELAY}/test_send.py",),
     ),
@@ -524,22 +524,22 @@ MUTANTS: dict[str, Mutant] = {
     "marker-attempt": Mutant(
         "The marker of another lane names the attempt, too",
         "outbox/relay/transactions.py",
-        "if (batch.id, held.attempt) in marker.sent:",
+        "if (batch.id, recorded.attempt) in marker.sent:",
         "if batch.id in dict(marker.sent):",
         TRANSACTIONS,
     ),
     "adopt-attempt": Mutant(
         "A batch is adopted by the attempt that has claimed it",
         "outbox/batches/transactions.py",
-        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n# It names',
-        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n# It names',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id\n"""\n\n# The condition names',
+        'WHERE id = %(id)s AND state = {State.CLAIMED} RETURNING id\n"""\n\n# The condition names',
         TRANSACTIONS,
     ),
     "other-marker-lost": Mutant(
         "A lost marker of another lane is no answer",
         "outbox/relay/transactions.py",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane)",
-        "marker = self._read(self._sends.open_lane(self.source, held.lane), held.lane) or Marker()",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)",
+        "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane) or Marker()",
         TRANSACTIONS,
     ),
     "first-marker": Mutant(
@@ -713,7 +713,7 @@ MUTANTS: dict[str, Mutant] = {
     "round-bytes": Mutant(
         "After a slow call, fewer bytes are sent at a time",
         "outbox/relay/breaker.py",
-        "self.size = max(self.LEAST, min(self.size, size) // 2)",
+        "self.size = max(self.MIN_SIZE, min(self.size, size) // 2)",
         "pass",
         (f"{RELAY}/test_breaker.py",),
     ),

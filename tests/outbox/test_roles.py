@@ -196,7 +196,7 @@ class TestARoleWithTheGrantsOfThePage:
         with database.connect("default") as own:
             attention = [one.line for one in read_attention(own, "default") if one.id == "outbox.no_maintenance"]
 
-        assert "keeps days of messages past their retention: 2001-02-03 by another role" in caplog.text
+        assert "keeps daily partitions past their retention: 2001-02-03 (another role" in caplog.text
         assert "Messages of 1 day are kept past their retention, from 2001-02-03 on." in attention[0]
 
 

@@ -479,7 +479,7 @@ COMMANDS = [
         {
             ("outbox_consume", "--group", "points"): {
                 "the consumers are in a module that is not imported": (
-                    "CommandError: No @consumer is in the group 'points'. There are none: write the handlers into consumers.py "
+                    "CommandError: No @consumer is in the group 'points'. There are no groups. Write handlers into consumers.py "
                     "of an app in INSTALLED_APPS."
                 ),
             },

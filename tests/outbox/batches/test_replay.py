@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import database
-from outbox.batches.operators import REPLAY, REPLAY_ONE, replay_all, replay_messages
+from outbox.batches.operators import REPLAY_BATCHES, REPLAY_MESSAGE, replay_all, replay_messages
 from outbox.database import partitions
 from outbox.ids import day_of
 from outbox.message import TopicSpec, TopicType
@@ -24,7 +24,7 @@ class Overtaken:
         self.write = write
 
     def execute(self, statement, *args):
-        if statement is REPLAY or statement is REPLAY_ONE:
+        if statement is REPLAY_BATCHES or statement is REPLAY_MESSAGE:
             self.write()
             self.write = lambda: None
         return self.connection.execute(statement, *args)

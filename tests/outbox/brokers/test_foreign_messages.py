@@ -64,7 +64,7 @@ def topics() -> list[str]:
 def troubles(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """What went wrong outside of single messages."""
     found: list[BaseException] = []
-    monkeypatch.setattr("outbox.consuming.worker.Worker._say", lambda self, error, pause: found.append(error))
+    monkeypatch.setattr("outbox.consuming.worker.Worker._log_error", lambda self, error, pause: found.append(error))
     return found
 
 

@@ -148,5 +148,5 @@ class TestBatch:
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
         Handler()
 
-        with pytest.raises(ConfigurationError, match="Leave batch_size out"):
+        with pytest.raises(ConfigurationError, match="Remove batch_size"):
             group("many").topics_of("default")

@@ -5,7 +5,7 @@ import pytest
 from outbox import consumer, database, signals
 from outbox.consuming import register
 from outbox.consuming.deferred_housekeeping import tidy
-from outbox.consuming.subscriptions import BETWEEN
+from outbox.consuming.subscriptions import SEPARATOR
 from outbox.database.heartbeats import beat
 from outbox.models import Deferred, Inbox, OperatorAct, Process
 from outbox.testing.factories import DeferredFactory, InboxFactory
@@ -21,7 +21,7 @@ def _no_groups(monkeypatch):
 
 def live(*subjects, group="points", started=timedelta()):
     """Let a consumer of a group live, with handlers for subjects of the topic orders."""
-    subscriptions = [BETWEEN.join(("orders", subject, "*")) for subject in subjects]
+    subscriptions = [SEPARATOR.join(("orders", subject, "*")) for subject in subjects]
     beat(database.raw("default"), "consumer", consumer_group=group, subscriptions=subscriptions)
     Process.objects.update(started_at=datetime.now(UTC) - started)
 

@@ -26,7 +26,7 @@ def read(text):
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(failures, "_met", {})
+    monkeypatch.setattr(failures, "_seen_errors", {})
 
 
 class TestIsNew:

@@ -39,7 +39,7 @@ def count_deferred(connection: database.Connection) -> int:
 
 @pytest.mark.parametrize("place", Place)
 def test_at_every_call_loses_nothing_that_is_acknowledged(broker: MemoryBroker, place: Place, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("outbox.consuming.worker.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("outbox.consuming.worker.POLL_SECONDS", 0.0)
 
     @consumer(Placed, group="cart", retry=RetryPolicy(limit=5, delays=[timedelta(0)], jitter=0))
     def clear_cart(message: Placed, context: object) -> None:

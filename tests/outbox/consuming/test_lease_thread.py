@@ -268,7 +268,7 @@ class TestTimeLimit:
 
     @pytest.mark.parametrize(
         ("may_exit", "effect"),
-        [(True, "This process ends, so that its supervisor starts it anew."), (False, "This process does not end")],
+        [(True, "This process ends, so that its supervisor starts it again."), (False, "This process does not end")],
     )
     def test_gives_up_a_handler_that_runs_on_and_says_what_becomes_of_its_process(
         self, broker, monkeypatch, caplog, may_exit, effect

@@ -98,7 +98,7 @@ class TestFailures:
         of_worker = TopicLimits(group("cart"), ["orders", "elsewhere"])
         for _ in range(200):
             assert "orders" in of_worker.open_topics()
-            of_worker.note_failure("orders")
+            of_worker.count_failure("orders")
 
         assert of_worker.open_topics() == ["elsewhere"]
         assert "more than 20 of its messages fail in a second" in of_worker.refusals()["orders"]
@@ -164,7 +164,7 @@ class TestBrokerThatIsAway:
 
 @pytest.mark.django_db
 def test_of_what_the_server_gave_up_are_by_topic(monkeypatch):
-    monkeypatch.setattr(limits, "MOST_GIVEN_UP", 3)
+    monkeypatch.setattr(limits, "MAX_GIVEN_UP", 3)
     monkeypatch.setattr(register, "registered", {})
     consumer(Placed, group="cart")(lambda message, context: None)
     defer(3, dead_at="2020-01-01T00:00:00Z")

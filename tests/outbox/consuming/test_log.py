@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(autouse=True)
 def _met_none(monkeypatch):
-    monkeypatch.setattr(failures, "_met", {})
+    monkeypatch.setattr(failures, "_seen_errors", {})
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ class TestTheLog:
         named = "Message 0b2504e0-4f89-11d3-9a0c-0305e82c3309 on topic 'orders', delivery {} to group 'cart': "
         assert [record.getMessage() for record in found] == [
             named.format(1) + "retry in 30.0 s. ValueError: order 17 is odd",
-            named.format(3) + "given up. ValueError: order 17 is odd",
+            named.format(3) + "dead letter. ValueError: order 17 is odd",
         ]
 
     @pytest.mark.parametrize("error", [Reject("no such order"), RetryLater(60)])

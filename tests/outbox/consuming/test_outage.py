@@ -205,8 +205,8 @@ class TestWorker:
 
         monkeypatch.setattr(worker_module, "BACKOFF", replace(worker_module.BACKOFF, random=lambda: 1.0))
         monkeypatch.setattr(worker, "step", step)
-        monkeypatch.setattr(worker, "_say", lambda error, pause: found.append(pause))
-        monkeypatch.setattr(worker, "_pause", lambda seconds, *, goes_on: None)
+        monkeypatch.setattr(worker, "_log_error", lambda error, pause: found.append(pause))
+        monkeypatch.setattr(worker, "_pause", lambda seconds, *, may_run_due: None)
 
         worker.run()
 

@@ -189,7 +189,7 @@ class TestGroup:
         assert group("cart").topics_of("second") == ["elsewhere"]
 
     def test_says_what_became_of_an_option(self):
-        with pytest.raises(ConfigurationError, match=r"no option 'ordered' any more\. Leave it out"):
+        with pytest.raises(ConfigurationError, match=r"no option 'ordered' any more\. Remove the option"):
             consumer(Placed, group="cart", ordered=True)
         with pytest.raises(TypeError, match="unexpected keyword argument 'order'"):
             consumer(Placed, group="cart", order=True)

@@ -13,7 +13,7 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("policy", "text"),
         [
-            ({"limit": -1}, r"RetryPolicy\(limit=-1, jitter=0.1\) is not valid: limit must be an integer from 0"),
+            ({"limit": -1}, r"RetryPolicy\(limit=-1, jitter=0.1\) is not valid: limit must be an integer of at least 0"),
             ({"jitter": 2}, r"RetryPolicy\(limit=16, jitter=2\) is not valid: .*jitter a number from 0 to 1"),
             ({"delays": []}, "pass at least one timedelta"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),

@@ -130,7 +130,7 @@ class TestWorker:
 
         worker.step(NO_WAIT)
 
-        assert [query for query in sent if "outbox_deferred" in query] == [deferred.LOOK]
+        assert [query for query in sent if "outbox_deferred" in query] == [deferred.CHECK_DUE]
 
     def test_drops_a_copy_of_a_message(self, worker, broker):
         twin = outgoing(Placed("A1"))

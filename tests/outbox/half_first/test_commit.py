@@ -30,7 +30,7 @@ class TestTheBrokersCommit:
         make_group()
 
         assert Batch.objects.get().state == State.PREPARED
-        assert "left to the check-back" in caplog.text
+        assert "could not be committed yet" in caplog.text
 
     def test_costs_the_caller_nothing_where_it_fails(self, memory, monkeypatch, caplog):
         def end(*args, **options):

@@ -184,7 +184,7 @@ class TestWorkThatFails:
         with pytest.raises(Broken):
             fail_after_writing()
 
-        assert "left to the check-back" in caplog.text
+        assert "could not be rolled back; a check-back does so" in caplog.text
 
     def test_keeps_what_was_committed_before_another_hook_failed(self, broker):
         @outbox.transactional(half_first=announce)

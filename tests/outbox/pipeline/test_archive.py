@@ -102,5 +102,5 @@ class TestTheHold:
         prune("default", now=self.NOW)
 
         assert len(alerts) == 1
-        assert "2001-02-03 by not archived yet" in alerts[0]["reason"]
+        assert "2001-02-03 (not archived yet)" in alerts[0]["reason"]
         assert "2001-02-12" not in alerts[0]["reason"]

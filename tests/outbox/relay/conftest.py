@@ -103,8 +103,8 @@ def hold_budget(monkeypatch: pytest.MonkeyPatch) -> Callable[[Breakers, int], No
     """Keep the budget of a call at a number of bytes, however fast the calls are."""
 
     def hold(breakers: Breakers, size: int) -> None:
-        monkeypatch.setattr(Budget, "LEAST", size)
-        monkeypatch.setattr(Budget, "MOST", size)
+        monkeypatch.setattr(Budget, "MIN_SIZE", size)
+        monkeypatch.setattr(Budget, "MAX_SIZE", size)
         breakers.budget.size = size
 
     return hold

@@ -8,7 +8,7 @@ from outbox.relay.breaker import Breakers, BreakerState
 def open_for(breakers: Breakers, *topics: str) -> None:
     """Note topics as unavailable until their breakers open; three open topics open the broker's breaker."""
     for topic in topics:
-        while not breakers.note_unavailable(topic):
+        while not breakers.record_no_answer(topic):
             pass
 
 

@@ -14,7 +14,7 @@ def breaker(clock) -> Breaker:
 
 def fail(breaker: Breaker, times: int) -> None:
     for _ in range(times):
-        breaker.note_unavailable()
+        breaker.record_no_answer()
 
 
 class TestBreaker:
@@ -22,14 +22,14 @@ class TestBreaker:
         fail(breaker, 2)
         assert breaker.state is BreakerState.CLOSED
 
-        assert breaker.note_unavailable()
+        assert breaker.record_no_answer()
 
         assert breaker.state is BreakerState.OPEN
 
     def test_counts_only_failures_in_a_row(self, breaker):
         fail(breaker, 2)
 
-        breaker.note_answer()
+        breaker.record_answer()
         fail(breaker, 2)
 
         assert breaker.state is BreakerState.CLOSED
@@ -56,7 +56,7 @@ class TestBreaker:
         fail(breaker, 3)
         clock.now += 1
 
-        breaker.note_answer()
+        breaker.record_answer()
 
         assert breaker.state is BreakerState.CLOSED
         fail(breaker, 3)
@@ -83,7 +83,7 @@ class TestBreakers:
 
     def test_do_not_take_topics_for_the_broker_where_another_one_is_answered(self, breakers):
         open_for(breakers, "orders", "parcels")
-        breakers.note_answer("mails")
+        breakers.record_answer("mails")
 
         open_for(breakers, "bills")
 
@@ -94,7 +94,7 @@ class TestBreakers:
         open_for(breakers, "orders", "parcels", "bills")
         clock.now += 1
 
-        breakers.note_unavailable("orders")
+        breakers.record_no_answer("orders")
 
         assert breakers.seconds_left == 2
 
@@ -102,9 +102,9 @@ class TestBreakers:
         open_for(breakers, "orders", "parcels", "bills")
         for _ in range(3):
             clock.now += 100
-            breakers.note_unavailable("parcels")
+            breakers.record_no_answer("parcels")
 
-        breakers.note_answer("orders")
+        breakers.record_answer("orders")
 
         assert breakers.state is BreakerState.CLOSED
         assert breakers.open_topics == []
@@ -125,7 +125,7 @@ class TestBreakers:
         clock.now += 2
 
         assert breakers.describe() == "open for orders"
-        breakers.note_answer("orders")
+        breakers.record_answer("orders")
         assert breakers.describe() == "closed"
 
     def test_forget_a_topic_that_has_nothing_to_send(self, breakers, clock):
@@ -143,7 +143,7 @@ class TestBreakers:
         open_for(breakers, "orders", "parcels", "bills")
         clock.now += 1
 
-        assert breakers.note_unavailable("mails") == 2
+        assert breakers.record_no_answer("mails") == 2
         assert breakers.state is BreakerState.OPEN
 
     def test_name_some_of_the_topics_that_get_no_answer(self, breakers):
@@ -151,7 +151,7 @@ class TestBreakers:
 
         for name in ("orders", "parcels", "bills", "mails", "stock"):
             open_for(breakers, name)
-            breakers.note_answer("calls")
+            breakers.record_answer("calls")
 
         assert breakers.describe() == "open for bills, mails, orders and 2 more"
 
@@ -163,10 +163,10 @@ class TestBudget:
         ids=["slow", "slow-before-it-was-full", "least", "neither", "fast", "fast-and-not-full"],
     )
     def test_follows_the_time_of_a_call(self, monkeypatch, size, seconds, expected):
-        monkeypatch.setattr(Budget, "LEAST", 100)
+        monkeypatch.setattr(Budget, "MIN_SIZE", 100)
         budget = Budget(1000)
 
-        budget.note(size, seconds)
+        budget.adapt(size, seconds)
 
         assert budget.size == expected
 
@@ -174,6 +174,6 @@ class TestBudget:
         budget = Budget()
 
         for _ in range(10):
-            budget.note(budget.size, 0.1)
+            budget.adapt(budget.size, 0.1)
 
-        assert budget.size == Budget.MOST
+        assert budget.size == Budget.MAX_SIZE

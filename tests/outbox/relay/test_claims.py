@@ -281,7 +281,7 @@ class TestFullScanTimer:
         began = clock.now
 
         clock.now += 60  # it took a minute
-        timer.note_full_scan(began)
+        timer.schedule_next(began)
 
         assert not timer.is_due()
         clock.now += 1
@@ -292,7 +292,7 @@ class TestFullScanTimer:
         began = clock.now
 
         clock.now += 0.01
-        timer.note_full_scan(began)
+        timer.schedule_next(began)
 
         clock.now += 0.18
         assert not timer.is_due()

@@ -222,7 +222,7 @@ class TestTheWindow:
     def test_has_no_end_where_a_second_end_does_no_harm(self, make_committer, make_broker, clock):
         committer = make_committer(make_broker(window=self.WINDOW), clock=clock)
 
-        assert committer.left(clock.now - 3600) is None
+        assert committer.remaining(clock.now - 3600) is None
         assert not committer.is_over(clock.now - 3600)
 
     def test_leaves_open_what_has_not_left_by_then(self, committer, broker, decision, clock):

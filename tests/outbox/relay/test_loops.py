@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr(loops, "MAX_REFUSED_SECONDS", 0.01)
+    monkeypatch.setattr(loops, "MAX_ERROR_SECONDS", 0.01)
     monkeypatch.setattr(loops, "BACKOFF", Backoff(loops.BACKOFF.base, loops.BACKOFF.limit, lambda: 0.01))
 
 
@@ -102,7 +102,7 @@ class TestRepeatingThread:
         ]
 
     def test_does_not_try_again_at_once_what_was_refused(self, start, monkeypatch):
-        monkeypatch.setattr(loops, "MAX_REFUSED_SECONDS", 60.0)
+        monkeypatch.setattr(loops, "MAX_ERROR_SECONDS", 60.0)
         work = Work(ValueError("no permission"), False)
 
         start(work)

@@ -174,7 +174,7 @@ class TestAlert:
         prune("default", now=NOW)
 
         assert len(alerts) == 1
-        assert "2001-02-03 by waiting messages" in alerts[0]["reason"]
+        assert "2001-02-03 (waiting messages" in alerts[0]["reason"]
 
     def test_is_not_raised_for_days_that_only_could_not_be_locked(self, alerts, monkeypatch):
         with database.connect("default") as publisher, publisher.transaction():
@@ -383,7 +383,7 @@ class TestWithAHold:
         prune("default", now=NOW)
 
         assert len(alerts) == 1
-        assert "2001-02-03 by not copied yet" in alerts[0]["reason"]
+        assert "2001-02-03 (not copied yet)" in alerts[0]["reason"]
         assert "2001-02-12" not in alerts[0]["reason"]
 
 

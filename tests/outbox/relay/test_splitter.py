@@ -295,7 +295,7 @@ class TestAnnouncements:
 
         splitter.return_batch(batch, result_of(batch, misconfigured=1).unaccepted)
 
-        assert caplog.messages == [f"Batch {batch.id} of topic parts failed, attempt 7: misconfigured, says the broker"]
+        assert caplog.messages == [f"Attempt 7 to send batch {batch.id} of topic parts failed: misconfigured, says the broker"]
         [record] = caplog.records
         assert (record.outbox_batch, record.outbox_topic, record.outbox_attempt) == (batch.id, "parts", batch.attempt)
         assert record.outbox_message_ids == batch.message_ids

@@ -440,7 +440,7 @@ class TestMarker:
         broker.send_transaction(1, [], '{"sent":[[5,1]],"database":"77/16384","timeline":1}')
         ticket = TicketFactory(topic=make_topic("normal"))
 
-        with pytest.raises(BrokerMisconfigured, match=r"Another database \(server/id 77/16384\) .* give it an id of its own"):
+        with pytest.raises(BrokerMisconfigured, match=r"Another database \(server/id 77/16384\) .* give it another source id"):
             relay.step()
 
         assert stored(ticket)
@@ -459,7 +459,7 @@ class TestMarker:
         for lane in (1, 2):
             relay_beside(lane=lane).step()
         assert "Lanes [3] were not taken over, since other relays hold them" in caplog.text
-        with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes all lanes"):
+        with pytest.raises(BrokerMisconfigured, match="run outbox_relay --take-over once, which takes over all lanes"):
             relay_beside(lane=3).step()
 
     def test_that_is_not_ours_is_refused(self, relay, broker):

@@ -55,7 +55,7 @@ class Releases:
 @pytest.fixture
 def releases(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Releases]:
     monkeypatch.setattr(hosts, "MATCH_TOPICS_SECONDS", 0.0)
-    monkeypatch.setattr(hosts, "_matched", {})
+    monkeypatch.setattr(hosts, "_compared_topics", {})
     yield Releases(settings)
     forget("default")
 
