@@ -107,7 +107,7 @@ def _reader() -> Reader:
 
 def fill_day(connection: database.Connection, day: date, count: int) -> None:
     """Make a day of messages that were sent and handled."""
-    partitions.make_day(connection, day)
+    partitions.create_partition(connection, day)
     (topic,) = connection.execute(TOPIC, [topic_number("bench-archive")]).fetchone()
     midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
     connection.execute(FILL, {"topic": topic, "headers": HEADERS, "body": BODY, "day": midnight, "count": count})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outbox.database import connect, ensure_fit, has_outbox_tables, is_outbox_database, raw
 from outbox.database.identity import adopt
-from outbox.database.partitions import make_days
+from outbox.database.partitions import create_partitions
 from outbox.errors import NotMigrated, OtherProject
 from outbox.logs import get_logger
 from outbox.topics import write_topics
@@ -27,4 +27,4 @@ def prepare_database(*, using: str, **kwargs: object) -> None:
             logger.error(str(error))
             return
         write_topics(using)
-        make_days(using)
+        create_partitions(using)

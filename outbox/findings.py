@@ -156,7 +156,7 @@ weak = partial(Finding, BROKER_WEAK, "")
 unavailable = partial(Finding, BROKER_AWAY, "")
 
 
-def broker_away(alias: str, text: str, error: str) -> Finding:
+def unreachable_broker(alias: str, text: str, error: str) -> Finding:
     """Return the finding for a broker that does not answer, with its error."""
     step = f'Start it, correct what its error names, or correct OUTBOX["BROKERS"]["{alias}"]. No message is lost meanwhile.'
     return Finding(BROKER_AWAY, f"broker {alias!r}", text, step, error=error)

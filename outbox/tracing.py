@@ -85,7 +85,7 @@ def process(group: str, deliveries: Sequence[Delivery]) -> AbstractContextManage
     return _harmless(span)
 
 
-def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
+def record_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
     """Record the time from publishing messages until the broker confirmed them."""
     with _guard():
         provider = metrics and metrics.get_meter_provider()
@@ -94,7 +94,7 @@ def note_sent(broker: str, topic: str, message_ids: Iterable[str]) -> None:
             _record(histogram, message_ids, {"topic": topic, "broker": broker})
 
 
-def note_handled(group: str, deliveries: Sequence[Delivery]) -> None:
+def record_handled(group: str, deliveries: Sequence[Delivery]) -> None:
     """Record the time from publishing messages until a group handled them, including retries."""
     if not _is_measured():
         return

@@ -13,7 +13,7 @@ from django.test import TransactionTestCase
 
 from outbox import database
 from outbox.database import is_outbox_database
-from outbox.database.partitions import days, make_days
+from outbox.database.partitions import create_partitions, days
 from outbox.topics import write_topics
 
 KEPT = {"django_content_type", "auth_permission"}
@@ -34,7 +34,7 @@ def flush(case: TransactionTestCase) -> None:
         if is_outbox_database(alias):
             write_topics(alias)
             if datetime.now(UTC).date() not in days(database.raw(alias)):
-                make_days(alias)
+                create_partitions(alias)
 
 
 def _empty(alias: str) -> None:

@@ -20,7 +20,7 @@ from outbox.admin.links import message_link
 from outbox.admin.pages import may_see, url_of
 from outbox.admin.state_badges import state_badges
 from outbox.admin.text import moment, shown
-from outbox.consuming.acts import read_ends
+from outbox.consuming.acts import read_group_states
 from outbox.models import MessageRow
 from outbox.monitoring.find import find_about, read_found
 from outbox.publishing.transactions import describe
@@ -62,7 +62,7 @@ class MessagesAboutMixin(Base):
         alias = _database_of(row)
         connection = database.raw(alias)
         about = find_about(connection, row, alias, limit=SHOWN)
-        ended = read_ends(about.ids, alias)
+        ended = read_group_states(about.ids, alias)
         has_pages = alias == router.db_for_write(MessageRow)
         rows = [
             {

@@ -30,7 +30,7 @@ from outbox.admin.text import Text, badge, moment, shown, since
 from outbox.admin.times import Time
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import Lookups
-from outbox.consuming.acts import read_ends
+from outbox.consuming.acts import read_group_states
 from outbox.errors import BrokerUnavailable
 from outbox.extensions import Extension, extensions
 from outbox.ids import made_at
@@ -170,7 +170,7 @@ class MessageAdmin(ReadOnlyAdmin):
 
     def complete(self, request: HttpRequest, rows: list[MessageRow]) -> None:
         ids = [row.id for row in rows]
-        current, ended = MessageState.objects.in_bulk(ids), read_ends(ids, router.db_for_read(MessageRow))
+        current, ended = MessageState.objects.in_bulk(ids), read_group_states(ids, router.db_for_read(MessageRow))
         for row in rows:
             row.current = current.get(row.id)  # type: ignore[attr-defined]
             row.ended = ended.get(row.id, [])  # type: ignore[attr-defined]

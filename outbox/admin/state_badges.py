@@ -9,7 +9,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.text import badge, plain
-from outbox.consuming.acts import GroupEnd
+from outbox.consuming.acts import GroupState
 from outbox.models import MessageState
 from outbox.monitoring.timeline import Severity
 
@@ -27,7 +27,7 @@ TONES: dict[str, str] = {
 OUTCOMES = {"deferred": _("deferred"), "dead letter": _("dead letter"), "discarded": _("discarded")}
 
 
-def state_badges(state: str, ended: Sequence[GroupEnd]) -> SafeString:
+def state_badges(state: str, ended: Sequence[GroupState]) -> SafeString:
     """Return badges for a message's state and for groups that have not handled it; then "sent" is not shown in green."""
     tone = Severity.PLAIN if ended and state == MessageStatus.SENT else TONES.get(state, Severity.WAITING)
     return format_html_join(" ", "{}", [(badge(MessageStatus(state).label, tone),), *((_group_badge(*end),) for end in ended)])

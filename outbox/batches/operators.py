@@ -23,7 +23,7 @@ from psycopg.rows import namedtuple_row
 from outbox.database import Connection
 from outbox.database.locks import Lock
 from outbox.database.message_rows import INSERT_COPY
-from outbox.database.partitions import make_day, rights
+from outbox.database.partitions import create_partition, rights
 from outbox.database.wakeup import wake_relay
 from outbox.ids import day_of
 from outbox.logs import get_logger
@@ -190,7 +190,7 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
     # Without the right, the rows go to the DEFAULT partition, until the maintenance of the tables' owner moves them.
     if with_copy and rights(connection).may_create:
         for day in sorted({day_of(message_id) for message_id in with_copy}):
-            make_day(connection, day)
+            create_partition(connection, day)
     if with_copy:
         connection.execute(INSERT_COPY, [with_copy])
     return [message_id for message_id, has_copy in gone if not has_copy]

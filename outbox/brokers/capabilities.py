@@ -233,24 +233,26 @@ class AsksProducers(HalfMessages):
     """The server sends check-backs to processes that listen."""
 
     @abc.abstractmethod
-    def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
+    def listen(
+        self, ask: Callable[[Half], Resolution], *, on_other_answer: Callable[[Half, Resolution], None] | None = None
+    ) -> None:
         """
         Call `ask`, in threads of the broker, for each check-back of the server, until `close`.
 
         Args:
-            note_sent: called if the broker answers the server otherwise than `ask` did, with that answer. For example, a message
-                that is visible already must not be committed again, so the broker sends ROLLBACK, which only ends the
+            on_other_answer: called if the broker answers the server otherwise than `ask` did, with that answer. For example, a
+                message that is visible already must not be committed again, so the broker sends ROLLBACK, which only ends the
                 check-backs.
         """
 
 
-class GivesUp(Receives):
+class HasDeadLetterQueue(Receives):
     """The server itself moves messages of a group to a dead-letter queue, for example over a delivery limit or after a TTL."""
 
     @abc.abstractmethod
-    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+    def receive_dead_letters(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """
-        Receive messages from the server's dead-letter queues, each with the server's reason in `Delivery.given_up`.
+        Receive messages from the server's dead-letter queues, each with the server's reason in `Delivery.dead_letter_reason`.
 
         Returns without waiting. `ack` removes a message; an unacknowledged one is returned again, at the latest to another
         process.
@@ -294,10 +296,10 @@ class TransactionalSends(Capability):
         """
 
     @abc.abstractmethod
-    def look_at_lane(self, source: str, lane: int) -> str | None:
+    def read_lane_marker(self, source: str, lane: int) -> str | None:
         """Return the current marker of a lane, and fence nobody out: an unfinished transaction may still replace the marker."""
 
-    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+    def find_unavailable(self, topics: Collection[str]) -> dict[str, str]:
         """
         Return topic -> reason for those of the given topics that cannot take messages now; by default, for none.
 
@@ -321,8 +323,8 @@ class StoredInDatabase(Lookups):
     """
     The broker keeps its messages in tables, which can be read without the broker.
 
-    The tables are in the database that OPTIONS["DATABASE"] names, by default "default" (`conf.stored_in`). The methods of this
-    class raise NotMigrated if tables are missing.
+    The tables are in the database that OPTIONS["DATABASE"] names, by default "default"
+    (`conf.database_of_broker`). The methods of this class raise NotMigrated if tables are missing.
     """
 
     @classmethod

@@ -54,15 +54,15 @@ class GroupOwners:
 class OwnedByAnother(Exception):
     """Raised if another outbox owns a group. `args` are the problem and the remedy."""
 
-    def __init__(self, subject: str, group: str, theirs: GroupOwner, ours: GroupOwner, *, apart: str) -> None:
+    def __init__(self, subject: str, group: str, theirs: GroupOwner, ours: GroupOwner, *, separation: str) -> None:
         """
         Args:
             subject: the group, or its queue, at the beginning of a sentence.
-            apart: a means of the server to separate projects, such as "a virtual host of its own".
+            separation: a means of the server to separate projects, such as "a virtual host of its own".
         """
         super().__init__(
             f"{subject} belongs to {theirs}, and this is {ours}: a consumer group has its inbox in one database.",
-            f"Give this group another name, or each project {apart}. If the other database, which has that id in its table "
+            f"Give this group another name, or each project {separation}. If the other database, which has that id in its table "
             f"outbox_source, is gone for good, run outbox_consume --group {group} --take-over once.",
         )
         self.theirs = theirs

@@ -149,7 +149,7 @@ class Delivery(msgspec.Struct, frozen=True):
         delivery_count: how many times it was delivered to the group, including this time.
         stored_at: when the broker made it visible.
         queue, pos: where it is stored, in the broker's format; another copy of the message has other values. None: unknown.
-        given_up: why the server moved it to a dead-letter queue, if `receive_given_up` returned it; otherwise "".
+        dead_letter_reason: why the server moved it to a dead-letter queue, if `receive_dead_letters` returned it; otherwise "".
     """
 
     group: str
@@ -164,7 +164,7 @@ class Delivery(msgspec.Struct, frozen=True):
     stored_at: datetime | None = None
     queue: str = ""
     pos: int | None = None
-    given_up: str = ""
+    dead_letter_reason: str = ""
 
 
 class Backlog(NamedTuple):
@@ -173,11 +173,11 @@ class Backlog(NamedTuple):
 
     Args:
         waiting: topic -> number, including messages that are being handled, if the broker can count them.
-        given_up: topic -> number of messages that are in the server's dead-letter queue; topics with 0 may be missing.
+        dead_letters: topic -> number of messages that are in the server's dead-letter queue; topics with 0 may be missing.
     """
 
     waiting: Mapping[str, int]
-    given_up: Mapping[str, int] = {}
+    dead_letters: Mapping[str, int] = {}
 
 
 class StoredCopy(msgspec.Struct, frozen=True):
@@ -234,7 +234,7 @@ class ServerResource(msgspec.Struct, frozen=True):
         kind: a word of the broker's documentation, such as "topic" or "marker topic".
         wanted: the settings with which it is created, in the server's terms.
         create: creates it if it is missing, and changes nothing otherwise. Raises BrokerUnavailable.
-        is_there: whether it exists. None: the server did not say; `trouble` says why.
+        exists: whether it exists. None: the server did not say; `trouble` says why.
         differences: how the existing one differs from what the topics need, such as "2 partitions, not 4".
         trouble: what could not be read, and what to do about it.
         place: the node that has it, if each node has a separate one; otherwise "".
@@ -244,7 +244,7 @@ class ServerResource(msgspec.Struct, frozen=True):
     name: str
     wanted: Mapping[str, str]
     create: Callable[[], object]
-    is_there: bool | None
+    exists: bool | None
     differences: tuple[str, ...] = ()
     trouble: str = ""
     place: str = ""

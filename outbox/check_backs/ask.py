@@ -26,7 +26,7 @@ from outbox.message import UNKNOWN, Half, Resolution
 logger = get_logger("outbox.check_back")
 
 Ask = Callable[[Half], Resolution]
-NoteSent = Callable[[Half, Resolution], None]
+OnOtherAnswer = Callable[[Half, Resolution], None]
 
 ANSWER_BYTES = 64 * 1024
 TIMEOUT = timedelta(seconds=10)  # the limit for connecting, and again for the response
@@ -114,7 +114,7 @@ def over_http(url: str, secret: str) -> Ask:
             resolution = Resolution(reply["answer"])
         except Exception as error:
             text = "The check-back endpoint {}. {}".format(*explain(url, error))
-            loop_errors.note(ENDPOINT, error, text)
+            loop_errors.record(ENDPOINT, error, text)
             logger.warning("Message %s: %s", half.message_id, text, extra=fields_of(half))
             return UNKNOWN
         loop_errors.clear(ENDPOINT)

@@ -16,9 +16,9 @@ import psycopg
 
 from outbox import conf, database
 from outbox.check_backs.answer import record_sent
-from outbox.check_backs.ask import Ask, NoteSent, in_process, over_http
+from outbox.check_backs.ask import Ask, OnOtherAnswer, in_process, over_http
 from outbox.database import heartbeats, loop_errors
-from outbox.database.loop_errors import Loop, noting
+from outbox.database.loop_errors import Loop, recording
 from outbox.errors import ConfigurationError
 from outbox.forks import ForkSafeLock
 from outbox.logs import get_logger, log_fields
@@ -79,7 +79,7 @@ class CheckLoop:
             BrokerUnavailable: the broker cannot be reached. Nothing is lost: half messages without an answer are due again later.
         """
         try:
-            with noting(Loop("check loop", broker=self._alias)):
+            with recording(Loop("check loop", broker=self._alias)):
                 self._broker = self._broker or cast("NeedsCheckLoop", conf.make_broker(self._alias))
                 return self._broker.check_halves(self._ask, limit=LIMIT) == LIMIT
         except BaseException:
@@ -104,21 +104,21 @@ class Checker:
 
     Args:
         using: the database for the checker's heartbeat.
-        note_sent: called if the broker was sent another answer than the decided one; by default, the answer is recorded in
+        on_other_answer: called if the broker was sent another answer than the decided one; by default, the answer is recorded in
             `using`.
     """
 
-    def __init__(self, alias: str, using: str, ask: Ask, *, note_sent: NoteSent | None = None) -> None:
+    def __init__(self, alias: str, using: str, ask: Ask, *, on_other_answer: OnOtherAnswer | None = None) -> None:
         self.alias = alias
         self._using = using
         self._ask = ask
-        self._note_sent = note_sent or partial(record_sent, using=using)
+        self._on_other_answer = on_other_answer or partial(record_sent, using=using)
         self._broker: AsksProducers | None = None
 
     def turn(self) -> None:
         """Start listening for check-backs, if this has not been done, and write a heartbeat."""
         try:
-            with noting(Loop("checker", broker=self.alias)):
+            with recording(Loop("checker", broker=self.alias)):
                 self._listen()
         finally:
             with database.connect(self._using, application_name="outbox checker") as connection:
@@ -129,7 +129,7 @@ class Checker:
     def _listen(self) -> None:
         if self._broker is None:
             broker = cast("AsksProducers", conf.make_broker(self.alias))
-            broker.listen(self._ask, note_sent=self._note_sent)
+            broker.listen(self._ask, on_other_answer=self._on_other_answer)
             self._broker = broker  # set last, so that the next turn tries again if `listen` raised
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class Checker:
         broker.close()
         try:
             with database.connect(self._using, application_name="outbox checker") as connection:
-                heartbeats.leave(connection, "checker", broker=self.alias)
+                heartbeats.delete_heartbeat(connection, "checker", broker=self.alias)
         except psycopg.OperationalError as error:
             logger.warning(
                 "The heartbeat of the checker of broker %r could not be deleted: %s",
@@ -165,5 +165,5 @@ def listen_in_this_process(alias: str, using: str) -> None:
         key = os.getpid(), alias  # a forked child has to listen itself
         if key not in _listening and conf.broker_has(alias, "AsksProducers"):
             broker = cast("AsksProducers", conf.make_broker(alias))
-            broker.listen(in_process(using), note_sent=partial(record_sent, using=using))
+            broker.listen(in_process(using), on_other_answer=partial(record_sent, using=using))
             _listening[key] = broker

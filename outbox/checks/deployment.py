@@ -19,7 +19,7 @@ from outbox.checks.settings import known_topics
 from outbox.consuming.owners import set_owners
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable
-from outbox.findings import Finding, broker_away
+from outbox.findings import Finding, unreachable_broker
 from outbox.logs import line_of
 
 
@@ -80,7 +80,7 @@ def ask_broker(alias: str) -> list[Finding]:
                 TransactionalSends.of(broker).checked_lanes = dict.fromkeys(_sources(), conf.settings().relay.lanes)
             findings = broker.check()
     except BrokerUnavailable as error:
-        return [broker_away(alias, "It cannot be reached.", line_of(error))]
+        return [unreachable_broker(alias, "It cannot be reached.", line_of(error))]
     for finding in findings:
         finding.obj = f"broker {alias!r}"
     return findings

@@ -36,12 +36,12 @@ __all__ = [
     "broker_class",
     "cached",
     "changed",
+    "database_of_broker",
     "forget",
     "make_broker",
     "project",
     "read",
     "settings",
-    "stored_in",
     "take_groups_from",
     "topic_settings",
     "topics_of",
@@ -167,7 +167,7 @@ def broker_has(alias: str, capability: str) -> bool:
     return bool(import_string(f"outbox.brokers.capabilities.{capability}").has(broker_class(alias)))
 
 
-def stored_in(alias: str) -> str:
+def database_of_broker(alias: str) -> str:
     """Return the database alias of a broker that is stored in a database."""
     return str(settings().brokers[alias].options.get("DATABASE", "default"))
 

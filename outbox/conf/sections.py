@@ -49,7 +49,7 @@ class ConsumerSettings(Section, frozen=True):
     batch_size: SmallCount = 32  # maximum number of messages received at once
     invisible: timedelta = timedelta(seconds=60)  # how long others do not see a received message; renewed while it is handled
     wait: timedelta = timedelta(seconds=1)  # how long one receive waits for messages
-    most_deferred: Annotated[int, msgspec.Meta(ge=1)] = 100_000  # with more deferred messages that wait, a topic is not received
+    max_deferred: Annotated[int, msgspec.Meta(ge=1)] = 100_000  # with more deferred messages that wait, a topic is not received
     dead_for: timedelta | None = None  # how long a dead letter is kept; None: until an operator acts
     settle: timedelta = timedelta(minutes=1)  # a number that is missing for longer is a gap
     task_time: timedelta = timedelta(seconds=30)  # maximum duration of a Celery task that consumes

@@ -166,12 +166,12 @@ ORDER BY 1, 2
 
 
 # A group that has not handled a message; "deferred", "dead letter" or "discarded"; the operator who discarded it.
-GroupEnd = tuple[str, str, str]
+GroupState = tuple[str, str, str]
 
 
-def read_ends(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupEnd]]:
+def read_group_states(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupState]]:
     """Return the states of messages in the groups of a database that know and have not handled them."""
-    ends: dict[UUID, list[GroupEnd]] = {}
+    ends: dict[UUID, list[GroupState]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(READ_ENDS, {"ids": list(message_ids)})
         for message_id, group, outcome, by in cursor.fetchall():

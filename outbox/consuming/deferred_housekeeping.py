@@ -17,7 +17,7 @@ from outbox.consuming.acts import settle
 from outbox.consuming.register import all_consumers
 from outbox.consuming.subscriptions import LIVES_FOR, matching_subscriptions
 from outbox.database import guarded
-from outbox.database.loop_errors import Loop, noting
+from outbox.database.loop_errors import Loop, recording
 from outbox.logs import get_logger, log_fields
 from outbox.models import Act, Deferred
 
@@ -70,7 +70,7 @@ RETURNING consumer_group, own_id, topic
 
 def tidy(using: str) -> None:
     """Do the housekeeping of a database once, through Django's connection."""
-    with noting(Loop("housekeeping", using)):
+    with recording(Loop("housekeeping", using)):
         with guarded.atomic(using), connections[using].cursor() as cursor:
             cursor.execute(DELETE_ENDED)
         _update_no_code_since(using)

@@ -205,7 +205,7 @@ def _claim_and_handle(run: HandlerRun, consumer: Consumer) -> list[HandlingResul
             contexts = [context_of(run.deliveries[index], entries[index].key, 0) for index in claimed_indexes]
             run.call(consumer, [messages[index] for index in claimed_indexes], contexts)
         failpoint("consumer.after_handler")
-    tracing.note_handled(consumer.group, [run.deliveries[index] for index in claimed_indexes])
+    tracing.record_handled(consumer.group, [run.deliveries[index] for index in claimed_indexes])
     failpoint("consumer.after_commit")
     return _results_of(run)
 

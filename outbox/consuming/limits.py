@@ -2,7 +2,7 @@
 Limits of what a group stores: the topics from which a worker may receive at the moment.
 
 If more than 20 messages of a topic fail in a second on average, the worker does not receive from the topic for a while. So if
-half of a topic's messages fail, each worker handles about 20 of the others per second. And when `MOST_DEFERRED` messages of a
+half of a topic's messages fail, each worker handles about 20 of the others per second. And when `MAX_DEFERRED` messages of a
 topic are deferred, the topic is not received until half of them are gone. Neither limit affects order, dead letters, or other
 topics.
 """
@@ -19,7 +19,7 @@ from outbox.consuming.register import Group
 FAILURES_PER_SECOND = 20.0  # average
 FAILURES_AT_ONCE = 200.0  # beyond the average
 COUNT_SECONDS = 10.0  # interval of counting deferred messages
-MAX_GIVEN_UP = 10_000  # dead letters of a topic that the server gave up
+MAX_DEAD_LETTERS = 10_000  # dead letters of a topic that the server gave up
 
 # Messages that an operator holds, and messages that are due in more than an hour, do not count.
 COUNT = """
@@ -28,7 +28,7 @@ WHERE consumer_group = %s AND dead_at IS NULL AND (due_at IS NULL OR due_at < st
 GROUP BY topic
 """
 
-COUNT_GIVEN_UP = """
+COUNT_DEAD_LETTERS = """
 SELECT topic, count(*) FROM outbox_deferred
 WHERE consumer_group = %s AND dead_at IS NOT NULL AND reason = 'server' GROUP BY topic
 """
@@ -78,7 +78,7 @@ class TopicLimits:
             if is_due:
                 _counted_at[key] = time.monotonic()
         if is_due:
-            limit, before = conf.settings().consumer.most_deferred, _full.get(key, {})
+            limit, before = conf.settings().consumer.max_deferred, _full.get(key, {})
             rows = database.raw(self._group.using).execute(COUNT, [self._group.name]).fetchall()
             _full[key] = {topic: number for topic, number in rows if number >= (limit / 2 if topic in before else limit)}
         return _full.get(key, {})
@@ -86,5 +86,5 @@ class TopicLimits:
 
 def topics_with_room(group: Group, topics: Sequence[str]) -> list[str]:
     """Return the topics of which more messages that the server gave up may be stored as dead letters."""
-    rows: dict[str, int] = dict(database.raw(group.using).execute(COUNT_GIVEN_UP, [group.name]).fetchall())
-    return [topic for topic in topics if rows.get(topic, 0) < MAX_GIVEN_UP]
+    rows: dict[str, int] = dict(database.raw(group.using).execute(COUNT_DEAD_LETTERS, [group.name]).fetchall())
+    return [topic for topic in topics if rows.get(topic, 0) < MAX_DEAD_LETTERS]

@@ -103,7 +103,7 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
             return _write_end(run, taken, error)
         failpoint("consumer.after_handler")
     if is_new:
-        tracing.note_handled(consumer.group, [delivery])
+        tracing.record_handled(consumer.group, [delivery])
     failpoint("consumer.after_commit")
     return HANDLED if is_new else DUPLICATE
 

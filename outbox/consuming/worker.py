@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 
 from outbox import conf, database, signals
 from outbox.brokers.base import Delivery
-from outbox.brokers.capabilities import GivesUp, Receives
+from outbox.brokers.capabilities import HasDeadLetterQueue, Receives
 from outbox.consuming import deferred, limits, subscriptions
 from outbox.consuming.deferred import Deferral, Reason
 from outbox.consuming.delivery_info import fields_of, order_key_of
@@ -55,7 +55,7 @@ PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts lon
 POLL_SECONDS = 1.0  # minimum interval of queries for due messages if none was due, and for messages that the server gave up
 SWEEP_SECONDS = 2.0  # minimum interval of `deferred.sweep`
 MAX_WAIT_SECONDS = 2.0  # of a receive: messages that other workers defer meanwhile may become due
-GIVEN_UP_AT_ONCE = 20  # maximum number of messages that the server gave up, in one query
+MAX_DEAD_LETTERS = 20  # maximum number of messages that the server gave up, in one query
 
 
 class Counts(msgspec.Struct):
@@ -162,7 +162,7 @@ class Worker:
                     failures, last_success_at = 0, time.monotonic()
                 except Exception as error:
                     is_refused = isinstance(error, InboxRefused)
-                    loop_errors.note(self._inbox_loop if is_refused else self._loop, error)
+                    loop_errors.record(self._inbox_loop if is_refused else self._loop, error)
                     if is_refused or database.refuses_all(error):
                         self._end_session()
                     if patience is not None and time.monotonic() - last_success_at >= patience:
@@ -199,20 +199,20 @@ class Worker:
         broker = self._open_broker()
         if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
             return number_run
-        given_up = self._receive_given_up(broker)
+        dead_letters = self._receive_dead_letters(broker)
         topics = self._limits.open_topics()
         to_next = max(0.0, self._due_at - time.monotonic())
         wait = min(wait, timedelta(seconds=min(MAX_WAIT_SECONDS, to_next)))
         if not topics:
             self._stop.wait(wait.total_seconds())
-            return number_run + given_up
+            return number_run + dead_letters
         received_at = time.monotonic()  # before the call, since the broker counts INVISIBLE from a time within it
         invisible = self._settings.invisible
         limit = affordable(self._max_messages, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, topics, limit=limit, invisible_for=invisible, wait=wait)
         if deliveries:
             self._handle_received(broker, deliveries, received_at)
-        return number_run + given_up + len(deliveries)
+        return number_run + dead_letters + len(deliveries)
 
     def close(self) -> None:
         """Close the broker; the next step makes a new client."""
@@ -298,18 +298,21 @@ class Worker:
             self._swept_at = self._due_checked_at
         return is_due
 
-    def _receive_given_up(self, broker: Receives) -> int:
+    def _receive_dead_letters(self, broker: Receives) -> int:
         """Store messages that the server gave up as dead letters, and acknowledge them to the server; return their number."""
-        if not GivesUp.has(broker) or time.monotonic() - self._given_up_checked_at < POLL_SECONDS:
+        if not HasDeadLetterQueue.has(broker) or time.monotonic() - self._given_up_checked_at < POLL_SECONDS:
             return 0
         self._given_up_checked_at = time.monotonic()
         topics = limits.topics_with_room(self.group, self._topics)
-        given_up = GivesUp.of(broker).receive_given_up(self.group.name, topics, limit=GIVEN_UP_AT_ONCE) if topics else []
+        dead_letters = (
+            HasDeadLetterQueue.of(broker).receive_dead_letters(self.group.name, topics, limit=MAX_DEAD_LETTERS) if topics else []
+        )
         results = defer(
-            self.group, [(delivery, Deferral(Reason.SERVER, is_dead=True, error=delivery.given_up)) for delivery in given_up]
+            self.group,
+            [(delivery, Deferral(Reason.SERVER, is_dead=True, error=delivery.dead_letter_reason)) for delivery in dead_letters],
         )
         known = []
-        for delivery, result in zip(given_up, results, strict=True):
+        for delivery, result in zip(dead_letters, results, strict=True):
             self.counts.add(result.outcome)
             if result.outcome is Outcome.RELEASED:  # it stays at the server, and is received again
                 self._remember_outage(delivery)
@@ -317,10 +320,10 @@ class Worker:
             known.append(delivery)
             if result.outcome is Outcome.DEAD_LETTER:
                 names = {"group": self.group.name, "message_id": delivery.message_id, "topic": delivery.topic}
-                signals.dead_lettered.send_robust(sender=Consumer, reason=delivery.given_up, **names)
+                signals.dead_lettered.send_robust(sender=Consumer, reason=delivery.dead_letter_reason, **names)
         if known:
             broker.ack(known)
-        return len(given_up)
+        return len(dead_letters)
 
     def _handle_received(self, broker: Receives, deliveries: Sequence[Delivery], received_at: float) -> None:
         self._deferred_keys = set()

@@ -131,12 +131,12 @@ def beat(
     connection.execute(BEAT if inserts_only else FORGET_BEFORE + BEAT, identity | state | texts | work)
 
 
-def leave(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
+def delete_heartbeat(connection: Connection, kind: str, *, broker: str = "", consumer_group: str = "") -> None:
     """Delete the heartbeat of this process, because the process ends normally."""
     connection.execute(LEAVE, [kind, instance(), broker, consumer_group])
 
 
-def silence(connection: Connection, kind: str) -> float | None:
+def seconds_since_heartbeat(connection: Connection, kind: str) -> float | None:
     """Return the seconds since the last heartbeat of a process of that kind on this host; None if no process has a row."""
     row = connection.execute(SILENCE, [kind, socket.gethostname()]).fetchone()
     return row[0] if row else None

@@ -47,7 +47,7 @@ _lock = threading.Lock()
 _errors: dict[Loop, tuple[str, float]] = {}  # the error's text, and the monotonic time at which it was recorded
 
 
-def note(loop: Loop, error: Exception, text: str = "") -> bool:
+def record(loop: Loop, error: Exception, text: str = "") -> bool:
     """
     Record the error that ended the last step of a loop, unless it passes by itself; return whether it was recorded.
 
@@ -63,12 +63,12 @@ def note(loop: Loop, error: Exception, text: str = "") -> bool:
 
 
 @contextmanager
-def noting(loop: Loop) -> Iterator[None]:
+def recording(loop: Loop) -> Iterator[None]:
     """Run a step of a loop in the block. If it raises, the error is recorded and raised; otherwise the last one is cleared."""
     try:
         yield
     except Exception as error:
-        note(loop, error)
+        record(loop, error)
         raise
     clear(loop)
 

@@ -2,7 +2,7 @@
 Daily partitions of the message table: one per UTC day, by the time in the first 48 bits of the ids (uuid7).
 
 Partitions are created in advance, so that publishers never wait for one. A message of a day without a partition (a stray) goes
-to the DEFAULT partition, and `make_days` moves it later.
+to the DEFAULT partition, and `create_partitions` moves it later.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def days(connection: Connection) -> list[date]:
     return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
 
 
-def make_days(using: str, *, today: date | None = None) -> list[date]:
+def create_partitions(using: str, *, today: date | None = None) -> list[date]:
     """
     Create the partitions of today and the coming days, and move rows out of the DEFAULT partition.
 
@@ -124,10 +124,10 @@ def make_days(using: str, *, today: date | None = None) -> list[date]:
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
         if strays and existing:  # if there is no partition yet, a migration has published before the first one could be created
             _send_alert(using, strays)
-        return [day for day in wanted if make_day(connection, day)]
+        return [day for day in wanted if create_partition(connection, day)]
 
 
-def make_day(connection: Connection, day: date) -> bool:
+def create_partition(connection: Connection, day: date) -> bool:
     """Create a day's partition and move its rows there from DEFAULT; return whether this call created it."""
     try:
         return with_short_locks(connection, lambda: _make_day(connection, day))
@@ -140,7 +140,7 @@ def make_day(connection: Connection, day: date) -> bool:
         return False
 
 
-def drop_day(connection: Connection, day: date, *, unless: Callable[[], bool]) -> bool:
+def drop_partition(connection: Connection, day: date, *, unless: Callable[[], bool]) -> bool:
     """
     Drop a day's partition; return whether this call did.
 
@@ -228,4 +228,4 @@ def _send_alert(using: str, strays: list[date]) -> None:
         "partition. Check that the maintenance runs each hour, and that the clocks of the publishers are right."
     )
     logger.warning(reason)
-    signals.alert.send_robust(sender=make_days, reason=reason, details={"database": using, "days": strays})
+    signals.alert.send_robust(sender=create_partitions, reason=reason, details={"database": using, "days": strays})

@@ -146,4 +146,4 @@ def _broker() -> str | None:
 
 
 def _database_of(alias: str) -> str:
-    return conf.stored_in(alias)
+    return conf.database_of_broker(alias)

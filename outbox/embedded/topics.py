@@ -119,7 +119,7 @@ def resources(
             spec.name,
             {"type": str(spec.type), "queues": str(spec.queues)},
             partial(create, spec),
-            is_there=stored is not None,
+            exists=stored is not None,
             differences=tuple(_differences(spec, stored)) if stored else (),
         )
 

@@ -20,7 +20,7 @@ from outbox.checks.celery import beat_entries, wakeup_app
 from outbox.consuming.register import groups
 from outbox.database import Connection, partitions
 from outbox.database.heartbeats import BY_CELERY, STALE_AFTER, SWEEP, WAKEUP
-from outbox.findings import Finding, Needs, broker_away, rule, rules
+from outbox.findings import Finding, Needs, rule, rules, unreachable_broker
 from outbox.ids import first_id_at
 from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.groups import GroupStatus, TopicProgress
@@ -103,7 +103,7 @@ def _unreachable_brokers(status: Status) -> Iterator[Finding]:
         if group.trouble:
             unreachable[group.broker] = "It cannot be reached.", group.trouble
     for alias, (cause, error) in sorted(unreachable.items()):
-        yield broker_away(alias, cause, error)
+        yield unreachable_broker(alias, cause, error)
 
 
 def no_answer(relay: ProcessStatus) -> str:
@@ -467,16 +467,16 @@ def _find_stuck(
         yield Finding("outbox.group_stuck", subject, cause, step, seconds=late)
 
 
-@rule("outbox.dead_letters", "outbox.no_handler", "outbox.most_deferred", needs=Needs.STATUS)
+@rule("outbox.dead_letters", "outbox.no_handler", "outbox.max_deferred", needs=Needs.STATUS)
 def _deferred_messages(status: Status) -> Iterator[Finding]:
     """
     dead_letters: A group has dead letters, which are not handled again automatically.
         Correct the cause, then `outbox_replay`, or discard.
-    most_deferred: A group has deferred half as many messages of a topic as `MOST_DEFERRED` allows. At that limit, it receives
+    max_deferred: A group has deferred half as many messages of a topic as `MAX_DEFERRED` allows. At that limit, it receives
     nothing from the topic until half of them are gone.
         Correct the handler, or start more consumers.
     """
-    max_deferred = conf.settings().consumer.most_deferred
+    max_deferred = conf.settings().consumer.max_deferred
     for deferred in (
         backlog for backlog in status.deferred if not backlog.reason
     ):  # also of groups that this process has no code for
@@ -500,8 +500,8 @@ def _deferred_messages(status: Status) -> Iterator[Finding]:
                 effect if deferred.counted >= max_deferred else f"at {max_deferred:,}, consumers stop receiving from the topic"
             )
             cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {effect}."
-            step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MOST_DEFERRED"].'
-            yield Finding("outbox.most_deferred", subject, cause, step, error=deferred.error)
+            step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MAX_DEFERRED"].'
+            yield Finding("outbox.max_deferred", subject, cause, step, error=deferred.error)
 
 
 BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds only

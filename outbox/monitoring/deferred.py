@@ -53,7 +53,7 @@ class DeferredCount(msgspec.Struct, frozen=True):
         in_doubt: number of messages, except dead letters, of which a run was begun and never ended.
         failing: number of waiting ones whose handler has failed.
         without_code: number of waiting ones for which no live process has a handler.
-        counted: number that counts towards MOST_DEFERRED.
+        counted: number that counts towards MAX_DEFERRED.
         late_seconds: seconds since the first waiting one became due; None if none is due.
         failing_seconds: seconds since the first failing one was deferred.
         dead_seconds: seconds since the first dead letter became one.

@@ -29,7 +29,7 @@ from outbox.database import Connection
 from outbox.database.identity import read_identity
 from outbox.errors import BrokerUnavailable, ConfigurationError, NotMigrated, TablesLocked
 from outbox.extensions import extensions
-from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, Needs, broker_away, rule, rules
+from outbox.findings import BROKER_AWAY, BROKER_WEAK, Finding, Needs, rule, rules, unreachable_broker
 from outbox.logs import cut, error_text, line_of, one_line
 from outbox.monitoring import stored
 from outbox.monitoring.attention import find_attention
@@ -244,7 +244,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             except UNREADABLE:  # check_databases reports it
                 continue
             except BrokerUnavailable as error:
-                yield broker_away(alias, "It cannot be reached.", line_of(error))
+                yield unreachable_broker(alias, "It cannot be reached.", line_of(error))
                 return
             yield Finding(
                 "outbox.restored",

@@ -292,7 +292,7 @@ class _Request(threading.Thread):
 
 def _ask(broker: Receives, group: str, alias: str) -> GroupStatus:
     try:
-        waiting, given_up = broker.backlog(group)
+        waiting, dead_letters = broker.backlog(group)
     except BrokerCannotTell:
         return GroupStatus(group, alias, [], can_tell=False)
-    return GroupStatus(group, alias, [], dict(sorted(waiting.items())), given_up=dict(given_up))
+    return GroupStatus(group, alias, [], dict(sorted(waiting.items())), given_up=dict(dead_letters))

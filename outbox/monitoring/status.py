@@ -304,7 +304,7 @@ def _read_brokers(connection: Connection, alias: str) -> dict[str, tuple[dict[st
         except ConfigurationError:  # its client is not installed, as in a process that only publishes; check E003 reports it
             continue
         if issubclass(kind, StoredInDatabase):
-            status = kind.read_status(alias, connection) if conf.stored_in(name) == alias else ({}, [])
+            status = kind.read_status(alias, connection) if conf.database_of_broker(name) == alias else ({}, [])
             if status not in broker_statuses.values():
                 broker_statuses[name] = status
     return broker_statuses

@@ -168,7 +168,7 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
         except ConfigurationError:  # check E003 reports it
             continue
         if issubclass(kind, StoredInDatabase) and topics:
-            home = conf.stored_in(alias)
+            home = conf.database_of_broker(alias)
             if home not in connections.settings:
                 hint = f"Choices are: {', '.join(connections)}."
                 raise ConfigurationError(f"Broker {alias!r} is stored in database {home!r}, which is not in settings.", hint=hint)

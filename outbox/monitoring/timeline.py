@@ -20,7 +20,7 @@ from psycopg.rows import namedtuple_row
 from outbox import conf, database
 from outbox.brokers.base import StoredCopy
 from outbox.brokers.capabilities import StoredInDatabase
-from outbox.consuming.acts import GroupEnd, read_ends
+from outbox.consuming.acts import GroupState, read_group_states
 from outbox.database import Connection
 from outbox.models import Act, State
 from outbox.models.check_back import show_answer
@@ -125,7 +125,7 @@ class Timeline(msgspec.Struct, frozen=True):
     state: str
     due_at: datetime | None
     entries: list[TimelineEntry]
-    ended: list[GroupEnd]
+    ended: list[GroupState]
 
 
 def read_timeline(using: str, message_id: UUID) -> Timeline | None:
@@ -150,7 +150,7 @@ def read_timeline(using: str, message_id: UUID) -> Timeline | None:
         *map(_of_record, records),
         *_stored(message_id, broker, halves),
     ]
-    ended = read_ends([message_id], using).get(message_id, [])
+    ended = read_group_states([message_id], using).get(message_id, [])
     return Timeline(topic, broker, state, due_at, sorted(entries, key=lambda entry: entry.at), ended)
 
 
@@ -219,7 +219,7 @@ def _of_record(record: Any) -> TimelineEntry:
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
     """Yield the copies of a broker that is stored in a database."""
     if broker in conf.settings().brokers and issubclass(kind := conf.broker_class(broker), StoredInDatabase):
-        home = conf.stored_in(broker)
+        home = conf.database_of_broker(broker)
         for copy in kind.read_copies(home, database.raw(home), str(message_id), sorted(half_ids)):
             if copy.stored_at is not None:  # copies in tables always have a time
                 yield from _of_copy(copy, copy.stored_at)

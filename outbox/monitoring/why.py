@@ -13,7 +13,7 @@ from outbox.consuming.deferred import HELD, Reason
 from outbox.consuming.register import groups
 from outbox.consuming.subscriptions import groups_without_code_for
 from outbox.database import Connection
-from outbox.findings import Finding, broker_away
+from outbox.findings import Finding, unreachable_broker
 from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.attention import hangs, no_answer, no_consumer, no_relay, paused, process_fails, unknown_topic
@@ -142,7 +142,7 @@ def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | Non
     if all(process.error for process in live):
         return process_fails(live[0], "relay")
     if all(process.breaker == "open" for process in live):
-        return broker_away(message.broker, no_answer(live[0]), message.last_error)
+        return unreachable_broker(message.broker, no_answer(live[0]), message.last_error)
     return None
 
 

@@ -280,7 +280,7 @@ def _business(using: str, name: str, entry: AuditSettings) -> Business:
 def readable_brokers() -> dict[str, str]:
     """Return the brokers that keep messages in database tables, which the jobs can read -> the alias of the database."""
     used = sorted({topic.broker for topic in conf.settings().topics.values()})
-    return {alias: conf.stored_in(alias) for alias in used if issubclass(conf.broker_class(alias), StoredInDatabase)}
+    return {alias: conf.database_of_broker(alias) for alias in used if issubclass(conf.broker_class(alias), StoredInDatabase)}
 
 
 def kafka_brokers() -> dict[str, dict[str, Any]]:

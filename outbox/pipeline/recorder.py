@@ -151,7 +151,7 @@ class Recorder:
             broker, connection = opened
             with connection, closing(broker):
                 if not connection.broken:
-                    heartbeats.leave(connection, "recorder", broker=self.alias, consumer_group=self.group)
+                    heartbeats.delete_heartbeat(connection, "recorder", broker=self.alias, consumer_group=self.group)
 
     def _record_once(self, wait: timedelta) -> bool:
         self._opened = self._opened or self._connect()

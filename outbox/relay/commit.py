@@ -128,7 +128,7 @@ class Committer(msgspec.Struct):
         marked = mark_sent(self.connection, wanted.values(), state=state)
         for batch in (wanted[batch_id] for batch_id in marked):
             ids = (batch.message_ids[position - 1] for position in batch.positions)
-            tracing.note_sent(self.broker.alias, batch.topic, ids)
+            tracing.record_sent(self.broker.alias, batch.topic, ids)
         return marked | {batch.id for batch in wanted.values() if batch.id not in marked and self._has_written(batch, "mark")}
 
     def decide(self, result: BatchSendResult) -> PreparedBatch | None:

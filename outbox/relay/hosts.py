@@ -180,7 +180,7 @@ class RelayRunner:
 
     def deregister(self) -> None:
         """Delete the heartbeat, since this relay ends for good."""
-        heartbeats.leave(self._connection, "relay", broker=self.target.broker)
+        heartbeats.delete_heartbeat(self._connection, "relay", broker=self.target.broker)
 
     def beat_as_sweep(self) -> None:
         """Send a heartbeat of kind `sweep`, which shows that Celery beat is running."""
@@ -326,7 +326,7 @@ def open_runner(target: RelayTarget, *, note: str, takes_over: bool = False) -> 
                 _blocked_lanes(target)[runner.relay.lane] = time.monotonic() + BLOCKED_SECONDS
                 raise
     except Exception as error:
-        if loop_errors.note(target.loop, error):
+        if loop_errors.record(target.loop, error):
             errors = loop_errors.read("relay", target.database, target.broker)
             beat = partial(heartbeats.beat, kind="relay", broker=target.broker, note=note, errors=errors, inserts_only=True)
             _beat_separately(target, beat)

@@ -33,7 +33,7 @@ from outbox.brokers.capabilities import Receives
 from outbox.conf.apps import explain_pipeline, is_pipeline_missing
 from outbox.database import Connection, heartbeats, partitions
 from outbox.database.locks import END_IDLE_SESSION, Lock
-from outbox.database.loop_errors import Loop, noting
+from outbox.database.loop_errors import Loop, recording
 from outbox.database.retention_holds import find_holder
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.extensions import RetentionHold, extensions
@@ -57,13 +57,13 @@ def maintain(using: str) -> Pruned:
         ConfigurationError: this role may not create partitions, and the owner of the tables has not created that of tomorrow.
         psycopg.Error: the database failed. The next maintenance continues where this one ended.
     """
-    with noting(Loop(MAINTENANCE, using)):
+    with recording(Loop(MAINTENANCE, using)):
         with database.connect(using, application_name="outbox maintenance") as connection:
             database.ensure_fit(using, connection)
             heartbeats.forget_stale(connection)
             may_create = partitions.rights(connection).may_create
         try:
-            made = partitions.make_days(using) if may_create else []
+            made = partitions.create_partitions(using) if may_create else []
         finally:
             pruned = prune(using)
         if not may_create:
@@ -99,7 +99,7 @@ def prune_brokers(aliases: Iterable[str]) -> dict[str, int]:
         return {}
     dropped = {}
     for alias in sorted(set(aliases)):
-        with noting(Loop("maintenance of the broker", broker=alias)), closing(conf.make_broker(alias)) as broker:
+        with recording(Loop("maintenance of the broker", broker=alias)), closing(conf.make_broker(alias)) as broker:
             dropped[alias] = sum(iter(partial(broker.prune, keep_since=keep_since), 0))
     return dropped
 
@@ -273,7 +273,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
     if is_held():
         return
     try:
-        is_dropped = partitions.drop_day(connection, day, unless=is_held)
+        is_dropped = partitions.drop_partition(connection, day, unless=is_held)
     except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
         pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         return

@@ -148,7 +148,7 @@ class TransactionalSender:
         """Also take over the other lanes whose markers another database wrote, so that relays can open them later."""
         held_by_others = []
         for number in range(1, self.lanes + 1):
-            marker = self._decode_marker(self._transactional_broker.look_at_lane(self.source, number), number)
+            marker = self._decode_marker(self._transactional_broker.read_lane_marker(self.source, number), number)
             if marker is not None and self._is_foreign(marker):
                 with holding_lane(self.connection, number) as is_held:
                     if is_held:
@@ -244,7 +244,7 @@ class TransactionalSender:
 
     def _release_unavailable(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
         """Release the batches whose topics cannot take messages now; return the others."""
-        unavailable = self._transactional_broker.find_away({batch.topic for batch in batches})
+        unavailable = self._transactional_broker.find_unavailable({batch.topic for batch in batches})
         for batch in batches:
             if batch.topic in unavailable:
                 self._return_unavailable(batch, unavailable[batch.topic])
@@ -343,7 +343,7 @@ class TransactionalSender:
         for batch, rows in loaded:
             self.sender.breakers.record_answer(batch.topic)
             ids = [batch.message_ids[position - 1] for _, position, *_ in rows]
-            tracing.note_sent(self.broker.alias, batch.topic, ids)
+            tracing.record_sent(self.broker.alias, batch.topic, ids)
 
     def _undo(self, results: Sequence[BatchSendResult], rest: Unaccepted) -> None:
         """
@@ -402,7 +402,7 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
     """
     lanes_ahead = {}
     for lane in range(1, lanes + 1):
-        marker = _decode(broker.look_at_lane(source, lane), lane, broker.alias)
+        marker = _decode(broker.read_lane_marker(source, lane), lane, broker.alias)
         if marker is not None and (ahead := read_named(connection, lane, marker.sent)[1]):
             lanes_ahead[lane] = ahead
     return lanes_ahead

@@ -96,7 +96,7 @@ class RocketMQ(DemoBroker):
             for stored in _read(self._node, HALVES, 1)
             if stored.properties.get("REAL_TOPIC") in {topic.name for topic in topics}
         }
-        deliveries = [stored_delivery(stored, group="", topic="", receipt="", given_up="") for stored in visible]
+        deliveries = [stored_delivery(stored, group="", topic="", receipt="", dead_letter_reason="") for stored in visible]
         copies = [(delivery.message_id, delivery.key) for delivery in deliveries]
         write_copies(connection, copies, halves)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from outbox.brokers.base import Broker, Delivery, HalfRef, HalfStatus, Outgoing, SendResult
-from outbox.brokers.capabilities import GivesUp
+from outbox.brokers.capabilities import HasDeadLetterQueue
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.brokers.rocketmq.group_checks import MIN_RETRIES
 from outbox.brokers.rocketmq.remoting import requests
@@ -132,12 +132,12 @@ class RocketMQHarness(RealTimeHarness):
 
     def give_up(self, group: str, messages: Sequence[Outgoing]) -> None:
         """Release messages until the server has delivered them as often as its groups allow, which is twice for now."""
-        broker = GivesUp.of(self.open())
+        broker = HasDeadLetterQueue.of(self.open())
         topics, ids = {message.topic for message in messages}, {message.message_id for message in messages}
 
         def are_given_up() -> bool:
             broker.release(broker.receive(group, topics, limit=32, invisible_for=timedelta(minutes=1), wait=LEAST_WAIT))
-            return {delivery.message_id for delivery in broker.receive_given_up(group, topics, limit=100)} >= ids
+            return {delivery.message_id for delivery in broker.receive_dead_letters(group, topics, limit=100)} >= ids
 
         self._limit_retries(group, 1)
         try:

@@ -86,15 +86,15 @@ class TestGroupOfAnotherProject:
         assert f"outbox_consume --group {group} --take-over" in problem.hint
         assert not [one for one in shop.check() if "belongs to" in one.text]
 
-    @pytest.mark.needs("GivesUp")
+    @pytest.mark.needs("HasDeadLetterQueue")
     def test_receives_nothing_that_the_server_gave_up(self, acts: Acts, harness: Harness, own, join: Join, group: str):
         shop, blog = own(), join(BLOG)
         harness.give_up(group, acts.send_bodies(b"a"))
 
-        taken = blog.receive_given_up(group, [harness.topic(NORMAL)], limit=10)
+        taken = blog.receive_dead_letters(group, [harness.topic(NORMAL)], limit=10)
 
         assert taken == []
-        [given_up] = shop.receive_given_up(group, [harness.topic(NORMAL)], limit=10)
+        [given_up] = shop.receive_dead_letters(group, [harness.topic(NORMAL)], limit=10)
         shop.ack([given_up])
 
     def test_owns_it_after_it_was_taken_over(self, acts: Acts, own, join: Join, receive, group: str):

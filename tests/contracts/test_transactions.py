@@ -98,13 +98,13 @@ class TestLane:
         assert sorted(acts.bodies(count=2)) == [b"after", b"before"]
 
     def test_that_nobody_has_opened_has_no_marker(self, harness: Harness):
-        assert TransactionalSends.of(harness.open()).look_at_lane(harness.source, OTHER) is None
+        assert TransactionalSends.of(harness.open()).read_lane_marker(harness.source, OTHER) is None
 
     def test_can_be_read_without_being_taken(self, acts: Acts, harness: Harness, sender: TransactionalSends):
         statuses(sender, [acts.message(body=b"before")], "batch 1")
         other = TransactionalSends.of(harness.open())
 
-        seen = other.look_at_lane(harness.source, LANE)
+        seen = other.read_lane_marker(harness.source, LANE)
 
         assert (seen, sender.is_lane_open(LANE), other.is_lane_open(LANE)) == ("batch 1", True, False)
         assert statuses(sender, [acts.message(body=b"after")], "batch 2") == [ACCEPTED]

@@ -156,7 +156,7 @@ class TestTheStatus:
 class TestPrune:
     def test_drops_days_and_deletes_rows(self):
         with database.connect("default") as connection:
-            partitions.make_day(connection, LONG_AGO.date())
+            partitions.create_partition(connection, LONG_AGO.date())
         MessageRowFactory(id=message_id(LONG_AGO))
 
         pruned = prune("default")

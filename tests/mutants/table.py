@@ -200,7 +200,7 @@ MUTANTS: dict[str, Mutant] = {
         "The lane of another relay is fenced before its marker is read",
         "outbox/relay/transactions.py",
         "marker = self._decode_marker(self._transactional_broker.open_lane(self.source, recorded.lane), recorded.lane)",
-        "marker = self._decode_marker(self._transactional_broker.look_at_lane(self.source, recorded.lane), recorded.lane)",
+        "marker = self._decode_marker(self._transactional_broker.read_lane_marker(self.source, recorded.lane), recorded.lane)",
         TRANSACTIONS,
     ),
     "marker-lost": Mutant(

@@ -168,7 +168,7 @@ class TestAHold:
     @pytest.fixture(autouse=True)
     def _old_day(self):
         with database.connect("default") as own:
-            partitions.make_day(own, OLD)
+            partitions.create_partition(own, OLD)
         yield
         with database.connect("default") as own:
             own.execute(f"DROP TABLE IF EXISTS {partitions.table_of(OLD)}")

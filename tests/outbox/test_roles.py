@@ -103,12 +103,12 @@ def day(as_owner: Callable[[str], None]) -> Iterator[Callable[[date], None]]:
     def make(one: date) -> None:
         made.append(one)
         with database.connect("default") as own:
-            partitions.make_day(own, one)
+            partitions.create_partition(own, one)
 
     yield make
     for one in made:
         as_owner(f"DROP TABLE IF EXISTS {partitions.table_of(one)}")
-    partitions.make_days("default")
+    partitions.create_partitions("default")
 
 
 def concerns() -> list[tuple[str, str, str]]:
@@ -121,7 +121,7 @@ def without_tomorrow() -> Iterator[None]:
     with database.connect("default") as own:
         own.execute(f"DROP TABLE {partitions.table_of(tomorrow)}")
     yield
-    partitions.make_days("default")
+    partitions.create_partitions("default")
 
 
 no_tomorrow = pytest.fixture(without_tomorrow, name="no_tomorrow")
@@ -129,7 +129,7 @@ no_tomorrow = pytest.fixture(without_tomorrow, name="no_tomorrow")
 
 class TestARoleWithTheGrantsOfThePage:
     def test_has_all_that_the_doctor_asks_for(self, granted):
-        partitions.make_days("default")
+        partitions.create_partitions("default")
 
         with as_role():
             assert concerns() == []
@@ -301,7 +301,7 @@ class TestAConsumerWhoseInboxIsRefused:
 
 class TestADoctor:
     def test_names_what_its_role_lacks_and_the_statements_that_grant_it(self, granted, as_owner):
-        partitions.make_days("default")
+        partitions.create_partitions("default")
         as_owner(f"REVOKE DELETE ON outbox_ticket FROM {ROLE}; REVOKE USAGE ON SEQUENCE outbox_embedded_half_id FROM {ROLE}")
 
         with as_role():
@@ -315,7 +315,7 @@ class TestADoctor:
         assert after == []
 
     def test_names_tables_whose_rows_the_server_hides_and_the_statements_that_show_them(self, granted, as_owner):
-        partitions.make_days("default")
+        partitions.create_partitions("default")
         for table in ("outbox_ticket", "outbox_source"):
             as_owner(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
 
@@ -329,7 +329,7 @@ class TestADoctor:
         assert after == []
 
     def test_accepts_row_level_security_with_a_policy(self, granted, as_owner):
-        partitions.make_days("default")
+        partitions.create_partitions("default")
         as_owner("ALTER TABLE outbox_ticket ENABLE ROW LEVEL SECURITY")
         as_owner(f"CREATE POLICY every_row ON outbox_ticket TO {ROLE} USING (true)")
 

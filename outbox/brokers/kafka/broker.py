@@ -133,13 +133,13 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
     def is_lane_open(self, lane: int) -> bool:
         return self._lanes.is_open(lane)
 
-    def look_at_lane(self, source: str, lane: int) -> str | None:
+    def read_lane_marker(self, source: str, lane: int) -> str | None:
         """Return the marker of a lane; None if there is no marker, or no marker topic."""
         return self._lanes.look_at(source, lane)
 
-    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+    def find_unavailable(self, topics: Collection[str]) -> dict[str, str]:
         """Return topics with a partition that has no leader: Kafka cannot end a transaction there."""
-        return self._leaders.find_away(topics)
+        return self._leaders.find_unavailable(topics)
 
     def send_transaction(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         if rejected := self._reject(messages):

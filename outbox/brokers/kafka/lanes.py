@@ -100,7 +100,7 @@ class KafkaLanes:
         return marker
 
     def look_at(self, source: str, lane: int) -> str | None:
-        """Return the marker of a lane without fencing out its holder; see `TransactionalSends.look_at_lane`."""
+        """Return the marker of a lane without fencing out its holder; see `TransactionalSends.read_lane_marker`."""
         topic = marker_topic(source)
         description = find_topic(self._options, self._name, topic, hint=ALLOW)
         if description is None or len(description.partitions) <= lane:

@@ -30,7 +30,7 @@ class PartitionLeaders:
         self._admins: dict[int, AdminClient] = {}  # by process: a client does not work in a forked process
         self._known: dict[str, tuple[float, str]] = {}  # topic -> when to ask again, and its problem or ""
 
-    def find_away(self, topics: Collection[str]) -> dict[str, str]:
+    def find_unavailable(self, topics: Collection[str]) -> dict[str, str]:
         """Return topics with a partition that has no leader, with the reason; none while the cluster does not answer."""
         now = time.monotonic()
         for topic in topics:

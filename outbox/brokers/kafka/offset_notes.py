@@ -84,4 +84,4 @@ def require_owner(group: str, notes: Mapping[TopicPartition, OffsetNote], ours: 
         theirs = GroupOwner(note.source, note.project)
         if ours.source and theirs.source and theirs.source != ours.source:
             subject = f"Kafka's consumer group {group!r} (topic {topic_partition.topic!r})"
-            raise OwnedByAnother(subject, group, theirs, ours, apart="a prefix of its own for its groups")
+            raise OwnedByAnother(subject, group, theirs, ours, separation="a prefix of its own for its groups")

@@ -81,16 +81,16 @@ def _compared(needed: KafkaResource, description: TopicDescription | KafkaError,
     resource = partial(ServerResource, needed.kind, needed.new.topic, _wanted(needed.new), needed.create)
     if isinstance(description, KafkaError):
         if description.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return resource(is_there=False)
+            return resource(exists=False)
         if description.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return resource(is_there=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
+            return resource(exists=None, trouble=f"This user may not see it, or it does not exist. {DESCRIBE}")
         trouble = f"Kafka could not look it up ({describe(description)}). {MISCONFIGURED.get(description.code(), '')}".rstrip()
-        return resource(is_there=None, trouble=trouble)
+        return resource(exists=None, trouble=trouble)
     partitions = len(description.partitions)
     trouble = "" if settings else UNSEEN
     if needed.is_ordered and partitions < needed.least:
         trouble = KEYS_WOULD_MOVE.format(topic=needed.new.topic, partitions=partitions, wanted=needed.least)
-    return resource(is_there=True, differences=tuple(_differences(needed, partitions, settings)), trouble=trouble)
+    return resource(exists=True, differences=tuple(_differences(needed, partitions, settings)), trouble=trouble)
 
 
 def _wanted(new: NewTopic) -> dict[str, str]:

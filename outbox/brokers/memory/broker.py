@@ -26,7 +26,7 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import GivesUp, NeedsCheckLoop, TransactionalSends
+from outbox.brokers.capabilities import HasDeadLetterQueue, NeedsCheckLoop, TransactionalSends
 from outbox.brokers.memory import lookup, receiver
 from outbox.brokers.memory.controls import Controls, check_back_of
 from outbox.brokers.memory.faults import Fault, FaultKind, Item, take_fault
@@ -47,7 +47,7 @@ def _now() -> datetime:
 R = TypeVar("R")
 
 
-class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
+class MemoryBroker(Controls, NeedsCheckLoop, HasDeadLetterQueue, TransactionalSends):
     """A broker in the memory of the process; brokers with the same OPTIONS["NAME"] share it, across threads."""
 
     supports_order: ClassVar[bool] = True
@@ -114,7 +114,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
     def is_lane_open(self, lane: int) -> bool:
         return lane in self._open_lanes
 
-    def look_at_lane(self, source: str, lane: int) -> str | None:
+    def read_lane_marker(self, source: str, lane: int) -> str | None:
         with self._store.changed:
             return self._store.markers.get((source, lane))
 
@@ -182,13 +182,11 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
         with self._store.changed:
             return [receiver.finish(self._store, delivery) for delivery in deliveries]
 
-    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+    def receive_dead_letters(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """Receive messages that a test gave up. Each is returned by every call until it is acknowledged."""
         with self._store.changed:
             known_group = self._store.groups.get(group, MemoryGroup())
-            return [
-                receiver.deliver(group, entry, self._now()) for entry in receiver.given_up_entries(known_group, topics)[:limit]
-            ]
+            return [receiver.deliver(group, entry, self._now()) for entry in receiver.dead_letters(known_group, topics)[:limit]]
 
     def backlog(self, group: str) -> Backlog:
         with self._store.changed:
@@ -198,7 +196,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, GivesUp, TransactionalSends):
             }
             return Backlog(
                 waiting,
-                Counter(entry.copy.message.topic for entry in receiver.given_up_entries(known_group, known_group.unfinished)),
+                Counter(entry.copy.message.topic for entry in receiver.dead_letters(known_group, known_group.unfinished)),
             )
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:

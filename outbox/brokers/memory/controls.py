@@ -110,13 +110,13 @@ class Controls:
             self._store.changed.notify_all()
 
     def give_up(self, group: str, message: Outgoing, reason: str) -> None:
-        """Give a message up for a group, as a server does after too many deliveries: only `receive_given_up` returns it."""
+        """Give a message up for a group, as a server does after too many deliveries: only `receive_dead_letters` returns it."""
         with self._store.changed:
             known_group = receiver.join(self._store, group, [message.topic], at_end=False)
             receiver.read_new(self._store, known_group, message.topic)
             for entry in known_group.unfinished[message.topic].values():
                 if entry.copy.message.message_id == message.message_id:
-                    entry.given_up, entry.receipt = reason, ""
+                    entry.dead_letter_reason, entry.receipt = reason, ""
 
     def copies(self, message_id: str) -> int:
         """Return the number of visible copies of a message; 1 means exactly once."""

@@ -39,7 +39,7 @@ def take_due(
     On a fifo topic, a message waits until earlier ones of its key are acknowledged, unless they are yielded before it.
     """
     waiting_keys = set()
-    due = [entry for entry in group.unfinished[spec.name].values() if not entry.given_up]
+    due = [entry for entry in group.unfinished[spec.name].values() if not entry.dead_letter_reason]
     for entry in due:
         if limit == 0:
             return
@@ -51,9 +51,9 @@ def take_due(
             yield deliver(name, entry, now + invisible_for)
 
 
-def given_up_entries(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
+def dead_letters(group: MemoryGroup, topics: Collection[str]) -> list[UnfinishedCopy]:
     """Return the entries of messages that were given up in some topics."""
-    return [entry for topic in topics for entry in group.unfinished.get(topic, {}).values() if entry.given_up]
+    return [entry for topic in topics for entry in group.unfinished.get(topic, {}).values() if entry.dead_letter_reason]
 
 
 def deliver(group: str, entry: UnfinishedCopy, until: datetime) -> Delivery:
@@ -74,7 +74,7 @@ def deliver(group: str, entry: UnfinishedCopy, until: datetime) -> Delivery:
         delivery_count=entry.delivery_count,
         stored_at=entry.copy.stored_at,
         pos=entry.copy.number,
-        given_up=entry.given_up,
+        dead_letter_reason=entry.dead_letter_reason,
     )
 
 
@@ -95,7 +95,7 @@ def renew(store: Store, delivery: Delivery, until: datetime) -> Delivery | None:
 def count_waiting(store: Store, group: MemoryGroup, topic: str, now: datetime) -> int:
     """Return the number of messages that a group has not read or not acknowledged, without delayed ones."""
     unread = store.copies.get(topic, [])[group.next_number[topic] :]
-    unfinished = [entry.copy for entry in group.unfinished.get(topic, {}).values() if not entry.given_up]
+    unfinished = [entry.copy for entry in group.unfinished.get(topic, {}).values() if not entry.dead_letter_reason]
     return sum(copy.visible_at <= now for copy in [*unread, *unfinished])
 
 

@@ -50,14 +50,14 @@ class UnfinishedCopy(msgspec.Struct, eq=False):
     Args:
         due_at: when it can be delivered the next time.
         receipt: of the last delivery; "" before the first.
-        given_up: the reason why it was given up; "" if it was not.
+        dead_letter_reason: the reason why it was given up; "" if it was not.
     """
 
     copy: Copy
     due_at: datetime
     delivery_count: int = 0
     receipt: str = ""
-    given_up: str = ""
+    dead_letter_reason: str = ""
 
 
 class MemoryGroup(msgspec.Struct):

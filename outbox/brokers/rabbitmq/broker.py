@@ -12,7 +12,7 @@ import amqp
 from amqp.exceptions import ChannelError
 
 from outbox.brokers.base import Backlog, Delivery, Limits, Outgoing, SendResult, SendStatus, ServerResource, TopicSpec
-from outbox.brokers.capabilities import GivesUp, ListsResources
+from outbox.brokers.capabilities import HasDeadLetterQueue, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rabbitmq import topology
@@ -33,7 +33,7 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 
-class RabbitMQBroker(GivesUp, ListsResources):
+class RabbitMQBroker(HasDeadLetterQueue, ListsResources):
     """
     Carries one-phase messages over RabbitMQ 3.10 and later; see docs/brokers/rabbitmq.md.
 
@@ -93,7 +93,7 @@ class RabbitMQBroker(GivesUp, ListsResources):
         Return the limits. A send may connect to any node, declare queues, and wait for the confirms.
 
         A message can be redelivered as long as it is in the group's queue, which is for the topic's retention, and then from the
-        inlet, which `may_deliver_again` takes into account.
+        dead-letter queue, which `may_deliver_again` takes into account.
         """
         settings = read_options(RabbitMQOptions, options)
         return Limits(
@@ -158,22 +158,24 @@ class RabbitMQBroker(GivesUp, ListsResources):
         """Acknowledge deliveries. RabbitMQ does not answer, so if the connection breaks now, messages may be delivered again."""
         return self._receiver.ack(deliveries)
 
-    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+    def receive_dead_letters(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         for topic in topics:
             known_topic(self.topics, topic)
-        return self._receiver.receive_given_up(group, topics, limit)
+        return self._receiver.receive_dead_letters(group, topics, limit)
 
     def may_deliver_again(self, group: str, message_ids: Collection[str]) -> set[str]:
-        """Return all of the ids while any message is in one of the group's inlets, because it is not known which one that is."""
-        return set(message_ids) if self.backlog(group).given_up else set()
+        """Return all of the ids while a message is in a dead-letter queue of the group, because it may be any of these."""
+        return set(message_ids) if self.backlog(group).dead_letters else set()
 
     def backlog(self, group: str) -> Backlog:
-        """Return the number of messages in a group's queues, without those that consumers hold, and in its inlets."""
+        """Return the number of messages in a group's queues, without those that consumers hold, and in its dead-letter queues."""
         with self._admin_channel("tell the backlog") as channel:
             queues = {topic: topology.state_of(channel, topology.queue_name(topic, group)) for topic in self.topics}
-            inlets = {topic: topology.state_of(channel, topology.inlet_name(topic, group)) for topic in self.topics}
-        given_up = {topic: state[0] for topic, state in inlets.items() if state and state[0]}
-        return Backlog({topic: state[0] for topic, state in queues.items() if state}, given_up)
+            dead_letter_queues = {
+                topic: topology.state_of(channel, topology.dead_letter_queue_name(topic, group)) for topic in self.topics
+            }
+        dead_letters = {topic: state[0] for topic, state in dead_letter_queues.items() if state and state[0]}
+        return Backlog({topic: state[0] for topic, state in queues.items() if state}, dead_letters)
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
         """

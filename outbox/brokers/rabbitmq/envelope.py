@@ -68,15 +68,15 @@ def to_delivery(message: amqp.Message, *, group: str, topic: str) -> Delivery:
     )
 
 
-def given_up(message: amqp.Message, *, group: str, topic: str, queue: str) -> Delivery:
-    """Return the delivery of a message in an inlet, with the reason why the server moved it there from its queue."""
+def dead_letter(message: amqp.Message, *, group: str, topic: str, queue: str) -> Delivery:
+    """Return the delivery of a message in a dead-letter queue, with the reason why the server moved it there from its queue."""
     deaths = (message.properties.get("application_headers") or {}).get("x-death")
     known = [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
     death = next((death for death in known if death.get("queue") == queue), {})
     reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
     text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'without a reason'}.")
-    delivery = replace(to_delivery(message, group=group, topic=topic), given_up=text)
-    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # of the inlet
+    delivery = replace(to_delivery(message, group=group, topic=topic), dead_letter_reason=text)
+    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # of the dead-letter queue
         return replace(delivery, tag=_text(keys[0]))
     return delivery
 

@@ -28,12 +28,12 @@ POLICY_EFFECTS = {
     "overflow": "a full queue may drop messages that were confirmed",
     "max-length": "the queue is full with fewer messages",
     "max-length-bytes": "the queue is full with fewer messages",
-    "message-ttl": "messages are given up before their time, and messages in a group's inlet are lost",
+    "message-ttl": "messages expire before their time, and messages in a group's dead-letter queue are lost",
     "delivery-limit": "messages are given up after this number of deliveries",
     "expires": "a queue that no consumer uses is deleted with its messages",
-    "dead-letter-exchange": "messages that the server gives up do not reach the group's inlet",
-    "dead-letter-routing-key": "messages that the server gives up do not reach the group's inlet",
-    "dead-letter-strategy": "messages that the server gives up may be lost before they reach the group's inlet",
+    "dead-letter-exchange": "dead letters do not reach the group's dead-letter queue",
+    "dead-letter-routing-key": "dead letters do not reach the group's dead-letter queue",
+    "dead-letter-strategy": "dead letters may be lost before they reach the group's dead-letter queue",
 }
 
 

@@ -40,7 +40,7 @@ class RabbitMQOwners(GroupOwners):
             if "'alternate-exchange'" not in str(error.reply_text):
                 raise
             theirs = GroupOwner(_read_source(channel, name), project="")
-            raise OwnedByAnother(f"Queue {name!r}", group, theirs, ours, apart="a virtual host of its own") from error
+            raise OwnedByAnother(f"Queue {name!r}", group, theirs, ours, separation="a virtual host of its own") from error
 
     def require(self, channel: amqp.Channel, topics: Iterable[str], group: str) -> None:
         """Raise OwnedByAnother if another outbox owns the group of a topic. Nothing new is declared."""

@@ -26,10 +26,10 @@ from amqp.exceptions import ChannelError, NotFound
 from outbox.brokers.base import Delivery
 from outbox.brokers.owners import OwnedByAnother
 from outbox.brokers.rabbitmq.client import LOST, RabbitMQConnection, describe
-from outbox.brokers.rabbitmq.envelope import given_up, to_delivery
+from outbox.brokers.rabbitmq.envelope import dead_letter, to_delivery
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
 from outbox.brokers.rabbitmq.subscription import PushedMessage, Subscription
-from outbox.brokers.rabbitmq.topology import MAX_PREFETCH, inlet_name, queue_name, state_of
+from outbox.brokers.rabbitmq.topology import MAX_PREFETCH, dead_letter_queue_name, queue_name, state_of
 from outbox.errors import BrokerUnavailable
 from outbox.logs import get_logger, log_fields
 from outbox.message import TopicSpec, TopicType
@@ -76,7 +76,7 @@ class RabbitMQReceiver:
         self._max_hold_seconds = options.consumer_timeout.total_seconds() * CONSUMER_MARGIN
         self._serial = 0  # the connection to which the following state belongs (`RabbitMQConnection.serial`)
         self._subscriptions: dict[str, Subscription] = {}  # queue -> its subscription
-        self._inlets: list[Subscription] = []  # these are read without a consumer
+        self._dead_letter_queues: list[Subscription] = []  # these are read without a consumer
         self._held: dict[str, tuple[Subscription, int]] = {}  # receipt -> the subscription and delivery tag of its message
         self._declared: dict[GroupTopic, float] = {}  # when it is declared again, by `monotonic`
         self._refused: dict[GroupTopic, float] = {}  # whose queue cannot be read -> the time of the next attempt
@@ -106,20 +106,20 @@ class RabbitMQReceiver:
                 deliveries += self._hand_out(subscription, limit - len(deliveries), expires_at)
         return deliveries
 
-    def receive_given_up(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
-        """Receive messages from the group's inlets, including unacknowledged ones of an earlier call."""
+    def receive_dead_letters(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
+        """Receive messages from the group's dead-letter queues, including unacknowledged ones of an earlier call."""
         deliveries: list[Delivery] = []
         try:
             with self._connection.use() as connection:
                 self._reset_after_reconnect(connection)
-                for inlet in self._inlets:
-                    self._close_subscription(inlet)
-                self._inlets = []
+                for subscription in self._dead_letter_queues:
+                    self._close_subscription(subscription)
+                self._dead_letter_queues = []
                 for topic in self._topics_with_given_up(connection, group, topics):
                     if len(deliveries) < limit:
-                        deliveries += self._read_inlet(connection, group, topic, limit - len(deliveries))
+                        deliveries += self._read_dead_letters(connection, group, topic, limit - len(deliveries))
         except LOST as error:
-            raise BrokerUnavailable(f"RabbitMQ did not deliver messages from an inlet: {describe(error)}.") from error
+            raise BrokerUnavailable(f"RabbitMQ did not deliver messages from a dead-letter queue: {describe(error)}.") from error
         return deliveries
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -237,7 +237,7 @@ class RabbitMQReceiver:
         """Drop all state that belongs to an earlier connection."""
         if self._serial != self._connection.serial:
             self._subscriptions.clear()
-            self._inlets.clear()
+            self._dead_letter_queues.clear()
             self._held.clear()
             self._declared.clear()
             self._serial = self._connection.serial
@@ -303,28 +303,28 @@ class RabbitMQReceiver:
         self._has_subscription_ended = True
 
     def _topics_with_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
-        """Return the topics with messages in the group's inlet. Have a missing inlet declared again with the next call."""
+        """Return the topics with messages in the group's dead-letter queue; the next call declares a missing queue again."""
         readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
         with closing(connection.channel()) as channel:
-            states = {topic: state_of(channel, inlet_name(topic, group)) for topic in readable}
+            states = {topic: state_of(channel, dead_letter_queue_name(topic, group)) for topic in readable}
         for topic in (topic for topic, state in states.items() if state is None):
             if topic not in self.refusals:
                 del self._declared[group, topic]
         return [topic for topic, state in states.items() if state is not None and state[0] > 0]
 
-    def _read_inlet(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
-        queue, channel = inlet_name(topic, group), connection.channel()
-        inlet = Subscription(
+    def _read_dead_letters(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
+        queue, channel = dead_letter_queue_name(topic, group), connection.channel()
+        subscription = Subscription(
             channel, (group, topic), queue, f"{self._serial}.{next(self._subscription_numbers)}", is_ordered=False
         )
-        self._inlets.append(inlet)
+        self._dead_letter_queues.append(subscription)
         for _ in range(limit):
             message = channel.basic_get(queue)
             if message is None:
                 break
-            delivery = given_up(message, group=group, topic=topic, queue=queue_name(topic, group))
-            inlet.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
-        return self._hand_out(inlet, limit, float("inf"))
+            delivery = dead_letter(message, group=group, topic=topic, queue=queue_name(topic, group))
+            subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
+        return self._hand_out(subscription, limit, float("inf"))
 
     def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
         """Declare a group's queues of a topic if that is due. Return whether the group's queue can be read."""

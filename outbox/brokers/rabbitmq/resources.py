@@ -79,16 +79,16 @@ class RabbitMQResources:
         try:
             look_up(channel)
         except NotFound:
-            return resource(is_there=False)
+            return resource(exists=False)
         except ChannelError as error:
-            return resource(is_there=None, trouble=f"RabbitMQ could not look it up: {describe(error)}.")
+            return resource(exists=None, trouble=f"RabbitMQ could not look it up: {describe(error)}.")
         try:
             declare(channel)
         except AccessRefused as error:
-            return resource(is_there=True, trouble=self._refusal("It was not compared", error))
+            return resource(exists=True, trouble=self._refusal("It was not compared", error))
         except ChannelError as error:
-            return resource(is_there=True, differences=(describe(error),))
-        return resource(is_there=True)
+            return resource(exists=True, differences=(describe(error),))
+        return resource(exists=True)
 
     def _create(self, subject: str, look_up: ChannelCall, declare: ChannelCall) -> None:
         with self._admin_channel(f"declare {subject}") as channel:

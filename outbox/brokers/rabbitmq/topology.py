@@ -2,8 +2,8 @@
 The exchanges and queues that are declared on the server: their names and arguments.
 
 A topic is a durable topic exchange, and a tag is the routing key. Each consumer group of a topic has two quorum queues: one for
-its messages, which is bound to all tags, and its *inlet*. The inlet is the dead-letter queue of the first one: the server moves
-messages to it that have expired, or that a policy removes. Consumers store them in the group's inbox, as dead letters.
+its messages, which is bound to all tags, and a dead-letter queue of the first one, to which the server moves
+messages that have expired, or that a policy removes. Consumers store them in the group's inbox, as dead letters.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def queue_name(topic: str, group: str) -> str:
     return f"{topic}:{group}"
 
 
-def inlet_name(topic: str, group: str) -> str:
-    """Return the name of a group's inlet."""
+def dead_letter_queue_name(topic: str, group: str) -> str:
+    """Return the name of a group's dead-letter queue."""
     return f"{topic}:{group}:given-up"
 
 
 def group_queues(topic: str, group: str) -> list[str]:
-    """Return the names of a group's queues: the queue of its messages, and its inlet."""
-    return [queue_name(topic, group), inlet_name(topic, group)]
+    """Return the names of a group's queues: the queue of its messages, and its dead-letter queue."""
+    return [queue_name(topic, group), dead_letter_queue_name(topic, group)]
 
 
 def declare_topic(channel: amqp.Channel, topic: TopicSpec) -> None:
@@ -85,13 +85,13 @@ class GroupQueue(msgspec.Struct, frozen=True):
 
 def queues_of_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_length: int | None) -> Iterator[GroupQueue]:
     """Yield a group's queues in the order in which they have to be declared. Their topic is declared before them."""
-    inlet = inlet_name(topic.name, group)
-    yield GroupQueue(inlet, {**quorum(channel), "x-overflow": "reject-publish"})
+    dead_letter_queue = dead_letter_queue_name(topic.name, group)
+    yield GroupQueue(dead_letter_queue, {**quorum(channel), "x-overflow": "reject-publish"})
     arguments: dict[str, Any] = {
         **quorum(channel),
         **AT_LEAST_ONCE,
         "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": inlet,
+        "x-dead-letter-routing-key": dead_letter_queue,
         "x-message-ttl": int(topic.retention.total_seconds() * 1000),
     }
     if topic.type is TopicType.FIFO:

@@ -26,7 +26,7 @@ from outbox.brokers.base import (
     StoredCopy,
     TopicSpec,
 )
-from outbox.brokers.capabilities import AsksProducers, GivesUp, ListsResources
+from outbox.brokers.capabilities import AsksProducers, HasDeadLetterQueue, ListsResources
 from outbox.brokers.options import read_options
 from outbox.brokers.owners import GroupOwner, OwnedByAnother
 from outbox.brokers.rocketmq import lookup, resources
@@ -63,7 +63,7 @@ class RocketMQInterface(BrokerInterface, frozen=True):
         return cls("rocketmq", read_options(RocketMQOptions, options).endpoints.split(";"), reading=SUBSCRIBE)
 
 
-class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
+class RocketMQBroker(AsksProducers, HasDeadLetterQueue, ListsResources):
     """
     Connects to the gRPC proxy of a RocketMQ 5 cluster and, for what the proxy does not offer, directly to the brokers.
 
@@ -178,10 +178,12 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
         return self._halves.look_up(halves)
 
-    def listen(self, ask: Callable[[Half], Resolution], *, note_sent: Callable[[Half, Resolution], None] | None = None) -> None:
+    def listen(
+        self, ask: Callable[[Half], Resolution], *, on_other_answer: Callable[[Half, Resolution], None] | None = None
+    ) -> None:
         topics = sorted(topic.name for topic in self.topics.values() if topic.type is TopicType.TRANSACTION)
         if topics and self._listener is None:
-            self._listener = CheckBackListener(self._client, topics, ask, self._half_lookup, note_sent)
+            self._listener = CheckBackListener(self._client, topics, ask, self._half_lookup, on_other_answer)
 
     def receive(
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
@@ -229,12 +231,12 @@ class RocketMQBroker(AsksProducers, GivesUp, ListsResources):
         return self._settlement.renew(deliveries, invisible_for)
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        if given_up := [delivery for delivery in deliveries if delivery.given_up]:
-            self._dead_letters.ack(given_up)
-        answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.given_up]))
-        return [bool(delivery.given_up) or next(answers) for delivery in deliveries]
+        if dead_letters := [delivery for delivery in deliveries if delivery.dead_letter_reason]:
+            self._dead_letters.ack(dead_letters)
+        answers = iter(self._settlement.ack([delivery for delivery in deliveries if not delivery.dead_letter_reason]))
+        return [bool(delivery.dead_letter_reason) or next(answers) for delivery in deliveries]
 
-    def receive_given_up(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
+    def receive_dead_letters(self, group: str, topics: Collection[str], *, limit: int) -> list[Delivery]:
         """Receive from the server's dead-letter queues. Nothing if OPTIONS has neither NAME_SERVERS nor BROKER_ADDRESSES."""
         if not (self._client.remoting.is_configured and self._owners.may_receive(group)):
             return []

@@ -33,20 +33,25 @@ THREADS = 4  # the maximum number of check-backs that are answered at once
 DISCOVERY_SECONDS = 2.0  # the interval of route queries while the proxies of a topic are unknown
 
 Ask = Callable[[Half], Resolution]
-NoteSent = Callable[[Half, Resolution], None]
+OnOtherAnswer = Callable[[Half, Resolution], None]
 
 
 class CheckBackListener:
     """Listens for check-backs about topics on every proxy in their routes, and answers with the results of `ask`."""
 
     def __init__(
-        self, client: RocketMQClient, topics: list[str], ask: Ask, half_lookup: HalfLookup, note_sent: NoteSent | None = None
+        self,
+        client: RocketMQClient,
+        topics: list[str],
+        ask: Ask,
+        half_lookup: HalfLookup,
+        on_other_answer: OnOtherAnswer | None = None,
     ) -> None:
         self._client = client
         self._topics = topics
         self._ask = ask
         self._half_lookup = half_lookup
-        self._note_sent = note_sent
+        self._on_other_answer = on_other_answer
         self._sessions: dict[str, Session] = {}
         self._answers: dict[str, asyncio.Task[None]] = {}  # half id -> the task that answers a check-back about it
         self._troubles: dict[str, str] = {}  # topic -> why its route is unknown
@@ -110,8 +115,8 @@ class CheckBackListener:
             answer = await loop.run_in_executor(self._threads, self._ask, half)
             if answer is Resolution.COMMIT and await self._is_visible(half):
                 answer = Resolution.ROLLBACK
-                if self._note_sent is not None:
-                    await loop.run_in_executor(self._threads, self._note_sent, half, answer)
+                if self._on_other_answer is not None:
+                    await loop.run_in_executor(self._threads, self._on_other_answer, half, answer)
             if answer is not Resolution.UNKNOWN:
                 request = service.EndTransactionRequest(
                     topic=question.message.topic,

@@ -191,7 +191,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
     )
 
 
-def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: str, given_up: str) -> Delivery:
+def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: str, dead_letter_reason: str) -> Delivery:
     """Convert a message that was read from a broker's log."""
     headers, key, _ = _read(stored.properties)
     body = _decompress(stored.body, headers) if stored.flag & COMPRESSED else stored.body
@@ -208,7 +208,7 @@ def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: s
         stored_at=stored.stored_at,
         queue=stored.topic,
         pos=stored.log_offset,
-        given_up=given_up,
+        dead_letter_reason=dead_letter_reason,
     )
 
 

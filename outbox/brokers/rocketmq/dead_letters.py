@@ -86,7 +86,7 @@ class DeadLetterReader:
                 group=group,
                 topic=_original_topic(queue, stored),
                 receipt=f"{queue.broker} {queue.server_group} {stored.queue_offset}",
-                given_up=f"RocketMQ moved it to {queue.topic} (retryMaxTimes).",
+                dead_letter_reason=f"RocketMQ moved it to {queue.topic} (retryMaxTimes).",
             )
             for queue, stored in messages
         ]

@@ -90,7 +90,7 @@ class RocketMQOwners(GroupOwners):
         source, _, project = entries[0].partition(" ") if entries else (ours.source, "", "")
         if source != ours.source:
             theirs = GroupOwner(source, project)
-            raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, apart="a NAMESPACE of its own")
+            raise OwnedByAnother(f"Consumer group {group!r}", group, theirs, ours, separation="a NAMESPACE of its own")
         return without_entry
 
     async def _write(self, group: str, servers: Iterable[str]) -> None:

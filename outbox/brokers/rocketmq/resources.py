@@ -109,10 +109,10 @@ async def _look_up(client: RocketMQClient, broker: str, needed: RocketMQResource
     answer = await client.remoting.ask(broker, needed.find)
     if answer.code == requests.NO_PERMISSION:
         trouble = f"The broker refuses: {answer.text}. Grant ACCESS_KEY Get on {needed.acl_name} (ACL 2.0), or correct the keys."
-        return resource(is_there=None, trouble=trouble)
+        return resource(exists=None, trouble=trouble)
     if answer.code in MISSING_CODES:
-        return resource(is_there=False)
-    return resource(is_there=True, differences=tuple(needed.compare(json.loads(answer.checked().body))))
+        return resource(exists=False)
+    return resource(exists=True, differences=tuple(needed.compare(json.loads(answer.checked().body))))
 
 
 def _create(client: RocketMQClient, broker: str, needed: RocketMQResource) -> None:

@@ -42,11 +42,11 @@ class Command(BaseCommand):
                     "None of the brokers sends check-backs to producers. For other brokers, every relay asks and answers."
                 )
             is_over_http = options["over_http"]
-            ask, note_sent = (make_asker(using), log_sent) if is_over_http else (in_process(using), None)
+            ask, on_other_answer = (make_asker(using), log_sent) if is_over_http else (in_process(using), None)
         except OutboxError as error:
             raise unable(error) from error
         greet(self, options, f"Answering check-backs of broker {', '.join(map(repr, aliases))}.")
-        _run([Checker(alias, using, ask, note_sent=note_sent) for alias in aliases])
+        _run([Checker(alias, using, ask, on_other_answer=on_other_answer) for alias in aliases])
 
 
 def _run(checkers: list[Checker]) -> None:

@@ -21,7 +21,7 @@ from outbox.consuming.owners import take_over
 from outbox.consuming.register import Group, group, groups
 from outbox.consuming.worker import ConsumerThreads
 from outbox.database import heartbeats
-from outbox.database.loop_errors import Loop, noting
+from outbox.database.loop_errors import Loop, recording
 from outbox.errors import ConfigurationError, OutboxError
 from outbox.logs import get_logger
 from outbox.management.exits import ENDED_UNFINISHED, unable
@@ -134,7 +134,7 @@ def _with_new_connections(step: Callable[[T], object], subject: T) -> None:
 
 def _find_gaps(chosen: list[Group]) -> None:
     for chosen_group in chosen:
-        with noting(Loop("search for gaps", chosen_group.using, group=chosen_group.name)):
+        with recording(Loop("search for gaps", chosen_group.using, group=chosen_group.name)):
             find_gaps(chosen_group)
 
 
@@ -148,7 +148,7 @@ def _delete_heartbeats(consumers: ConsumerThreads) -> None:
     """Delete the heartbeats. In a database that cannot be reached, they stay until they are stale."""
     try:
         for using, alias, name in consumers.targets():
-            heartbeats.leave(database.raw(using), "consumer", broker=alias, consumer_group=name)
+            heartbeats.delete_heartbeat(database.raw(using), "consumer", broker=alias, consumer_group=name)
     except psycopg.errors.UndefinedTable:  # the tables were never made, so there was no heartbeat
         connections.close_all()
     except (DatabaseError, psycopg.Error) as error:

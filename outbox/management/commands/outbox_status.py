@@ -13,7 +13,7 @@ import msgspec
 import psycopg
 from django.core.management.base import BaseCommand
 
-from outbox.database.heartbeats import silence
+from outbox.database.heartbeats import seconds_since_heartbeat
 from outbox.errors import OutboxError
 from outbox.findings import Finding
 from outbox.logs import one_line
@@ -80,7 +80,7 @@ class Command(BaseCommand):
             silences = []
             for alias in databases(only):
                 with connected(alias, "outbox status") as connection:
-                    silences.append(silence(connection, kind))
+                    silences.append(seconds_since_heartbeat(connection, kind))
         except (OutboxError, psycopg.Error) as error:
             raise unable(error) from error
         shortest = min((seconds for seconds in silences if seconds is not None), default=None)

@@ -105,7 +105,7 @@ def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]
         BrokerUnavailable: the server does not answer any more.
     """
     for resource in listed:
-        if resource.is_there is False:
+        if resource.exists is False:
             try:
                 resource.create()
                 outcomes[_id(resource)] = ""
@@ -122,10 +122,10 @@ def _shown(resource: ServerResource, outcome: str | None) -> Shown:
         state = "different"
     elif outcome == "":  # it was created, even if another node of a cluster does not list it yet
         state = "created"
-    elif resource.is_there is None:
+    elif resource.exists is None:
         state = "unknown"
     else:
-        state = "there" if resource.is_there else "missing"
+        state = "there" if resource.exists else "missing"
     return replace(resource, trouble=resource.trouble or outcome or ""), state
 
 

@@ -15,7 +15,7 @@ ELSEWHERE = {
     "outbox.ignored",
     "outbox.late",
     "outbox.send_fails",
-    "outbox.most_deferred",
+    "outbox.max_deferred",
     "outbox.given_up",
     "outbox.long_transaction",
 }

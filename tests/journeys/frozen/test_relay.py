@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 from django.db import connection
 
-from outbox.database.partitions import make_days
+from outbox.database.partitions import create_partitions
 from tests.journeys.frozen.places import LAST_DAY, MARKS, PARTS, each_place, publish, relay
 
 pytestmark = MARKS
@@ -26,7 +26,7 @@ class TestAFrozen:
         numbers = count()
 
         def prepare():
-            make_days("default")
+            create_partitions("default")
             with connection.cursor() as cursor:
                 (day,) = cursor.execute(LAST_DAY).fetchone()
                 cursor.execute(f'DROP TABLE "{day}"')

@@ -18,7 +18,8 @@ SECONDS = seconds_of_storm(50)
 IS_SHORT = SECONDS < 300
 PATIENCE = 300 + SECONDS / 2  # until all is settled
 
-# What a queue could not hand to its inlet, since a node was killed, it hands on again after three minutes. Not in a short storm.
+# A message that a queue could not move to its dead-letter queue, since a node was killed, is moved after three minutes.
+# Not in a short storm.
 SOON = "-rabbit dead_letter_worker_publisher_confirm_timeout 5000"
 
 pytestmark = [

@@ -19,24 +19,24 @@ from tests.outbox.check_backs.halves import half_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-NoteSent = Callable[[Half, Resolution], None]
+OnOtherAnswer = Callable[[Half, Resolution], None]
 
-listening: list[tuple[Callable[[Half], Resolution], NoteSent | None]] = []
+listening: list[tuple[Callable[[Half], Resolution], OnOtherAnswer | None]] = []
 
 
 class AskingBroker(MemoryBroker, AsksProducers):
     """A memory broker that asks those who listen."""
 
-    def listen(self, ask: Callable[[Half], Resolution], *, note_sent: NoteSent | None = None) -> None:
-        listening.append((ask, note_sent))
+    def listen(self, ask: Callable[[Half], Resolution], *, on_other_answer: OnOtherAnswer | None = None) -> None:
+        listening.append((ask, on_other_answer))
 
 
 def question_and_send(half: Half, sent: Resolution) -> Resolution:
     """Ask as a broker does that then sends another answer; return the decision."""
-    ask, note_sent = listening[-1]
+    ask, on_other_answer = listening[-1]
     decided = ask(half)
-    assert note_sent is not None
-    note_sent(half, sent)
+    assert on_other_answer is not None
+    on_other_answer(half, sent)
     return decided
 
 
@@ -77,7 +77,7 @@ class TestChecker:
         assert (row.answer, row.sent_answer) == ("COMMIT", "ROLLBACK")
 
     def test_only_logs_it_over_http(self, start, half, caplog):
-        start(note_sent=log_sent)
+        start(on_other_answer=log_sent)
 
         with caplog.at_level(logging.INFO, logger="outbox.check_back"):
             question_and_send(half, ROLLBACK)

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import database
-from outbox.consuming.acts import STATES, DeferredState, read_ends, settle
+from outbox.consuming.acts import STATES, DeferredState, read_group_states, settle
 from outbox.consuming.deferred import HELD
 from outbox.database.heartbeats import Handling, beat
 from outbox.database.locks import Lock
@@ -171,7 +171,7 @@ class TestReadEnds:
         gone = DeferredFactory()
         act_on(Act.DISCARDED, gone)
 
-        ends = read_ends([dead.message_id, gone.message_id], "default")
+        ends = read_group_states([dead.message_id, gone.message_id], "default")
 
         told = {number: [(end.group, end.outcome, end.by) for end in of_message] for number, of_message in ends.items()}
         assert told == {

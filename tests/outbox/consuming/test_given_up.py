@@ -36,7 +36,7 @@ class TestGivenUp:
         row = Deferred.objects.get()
         assert (str(row.own_id), row.reason, row.error, row.dead_at is not None) == (message.message_id, "server", REASON, True)
         assert seen == []
-        assert broker.backlog("cart").given_up == {}
+        assert broker.backlog("cart").dead_letters == {}
 
     def test_is_dropped_where_the_group_has_handled_it(self, worker, broker, seen):
         message = outgoing(Placed(invoice="1"))
@@ -52,4 +52,4 @@ class TestGivenUp:
         assert Inbox.objects.count() == 1
         assert not Deferred.objects.exists()
         assert seen == ["1"]
-        assert broker.backlog("cart").given_up == {}
+        assert broker.backlog("cart").dead_letters == {}

@@ -58,7 +58,7 @@ class TestWaitingMessages:
     @pytest.fixture
     def limits_of(self, settings, monkeypatch):
         """Return the limits of the group, counted at each look."""
-        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"MOST_DEFERRED": 10}}
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"MAX_DEFERRED": 10}}
         monkeypatch.setattr(limits, "COUNT_SECONDS", -1.0)
         consumer(Placed, group="cart")(lambda message, context: None)
         return TopicLimits(group("cart"), ["orders", "elsewhere"])
@@ -164,7 +164,7 @@ class TestBrokerThatIsAway:
 
 @pytest.mark.django_db
 def test_of_what_the_server_gave_up_are_by_topic(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_GIVEN_UP", 3)
+    monkeypatch.setattr(limits, "MAX_DEAD_LETTERS", 3)
     monkeypatch.setattr(register, "registered", {})
     consumer(Placed, group="cart")(lambda message, context: None)
     defer(3, dead_at="2020-01-01T00:00:00Z")

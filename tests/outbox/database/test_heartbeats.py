@@ -52,7 +52,7 @@ class TestLeave:
         heartbeats.beat(connection, "relay", broker="default")
         heartbeats.beat(connection, "relay", broker="other")
 
-        heartbeats.leave(connection, "relay", broker="default")
+        heartbeats.delete_heartbeat(connection, "relay", broker="default")
 
         assert [row.broker for row in Process.objects.all()] == ["other"]
 

@@ -4,7 +4,7 @@ import pytest
 from psycopg import errors
 
 from outbox.database import loop_errors
-from outbox.database.loop_errors import Loop, noting
+from outbox.database.loop_errors import Loop, recording
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 
 LOOP = Loop("check loop", broker="default")
@@ -12,10 +12,10 @@ LOOP = Loop("check loop", broker="default")
 
 class TestAnError:
     def test_is_read_until_a_step_succeeds(self):
-        with pytest.raises(BrokerUnavailable), noting(LOOP):
+        with pytest.raises(BrokerUnavailable), recording(LOOP):
             raise BrokerUnavailable("nobody answers")
         noted = loop_errors.read("relay", "default", "default")
-        with noting(LOOP):
+        with recording(LOOP):
             pass
 
         assert noted == {"check loop": "nobody answers"}
@@ -23,14 +23,14 @@ class TestAnError:
 
     @pytest.mark.parametrize("kind", [errors.InsufficientPrivilege, errors.DiskFull, errors.QueryCanceled])
     def test_of_the_database_is_noted_where_somebody_has_to_correct_it(self, kind):
-        assert loop_errors.note(LOOP, kind("no"))
+        assert loop_errors.record(LOOP, kind("no"))
 
     @pytest.mark.parametrize("error", [errors.AdminShutdown(), errors.DeadlockDetected(), NotMigrated(), LaneNotHeld()])
     def test_that_passes_by_itself_is_not_noted(self, error):
-        assert not loop_errors.note(LOOP, error)
+        assert not loop_errors.record(LOOP, error)
 
     def test_is_forgotten_after_some_minutes_without_another(self, monkeypatch):
-        loop_errors.note(LOOP, ValueError("no"))
+        loop_errors.record(LOOP, ValueError("no"))
 
         monkeypatch.setattr(loop_errors, "FORGET_SECONDS", 0.0)
 
@@ -41,12 +41,12 @@ class TestAnError:
     )
     def test_is_carried_by_the_heartbeats_of_its_kind(self, kind, names):
         for name in ("relay", "consumer", "checker", "check loop"):
-            loop_errors.note(Loop(name), ValueError("no"))
+            loop_errors.record(Loop(name), ValueError("no"))
 
         assert sorted(loop_errors.read(kind, "default", "default", "cart")) == names
 
     def test_is_not_carried_by_the_heartbeats_of_others(self):
-        loop_errors.note(Loop("relay", "default", "default"), ValueError("no"))
+        loop_errors.record(Loop("relay", "default", "default"), ValueError("no"))
 
         assert loop_errors.read("relay", "other", "default") == {}
         assert loop_errors.read("relay", "default", "second") == {}

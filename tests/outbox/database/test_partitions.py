@@ -49,25 +49,25 @@ class TestMakeDays:
     def test_makes_today_and_the_days_ahead(self, monkeypatch, connection):
         monkeypatch.setattr(partitions, "DAYS_AHEAD", 2)
 
-        made = partitions.make_days("default", today=DAY)
+        made = partitions.create_partitions("default", today=DAY)
 
         assert made == [date(2001, 2, 3), date(2001, 2, 4), date(2001, 2, 5)]
         assert set(made) <= set(partitions.days(connection))
 
     def test_makes_nothing_twice(self):
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
-        assert partitions.make_days("default", today=DAY) == []
+        assert partitions.create_partitions("default", today=DAY) == []
 
     def test_sends_rows_to_their_day(self):
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
         message = MessageRowFactory(id=message_id(NOON))
 
         assert table_holding(message) == "outbox_message_20010203"
 
     def test_gives_each_day_the_indexes_of_the_table(self, connection):
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
         found = connection.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'outbox_message_20010203'").fetchall()
 
@@ -79,7 +79,7 @@ class TestMakeDays:
         with database.connect("default") as publisher, publisher.transaction():
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [message_id()])
 
-            made = partitions.make_days("default", today=DAY)
+            made = partitions.create_partitions("default", today=DAY)
 
         assert DAY in made
 
@@ -87,7 +87,7 @@ class TestMakeDays:
         with database.connect("default") as reader, reader.transaction():
             reader.execute("SELECT count(*) FROM outbox_message_default")
 
-            making = threading.Thread(target=partitions.make_days, args=["default"], kwargs={"today": DAY})
+            making = threading.Thread(target=partitions.create_partitions, args=["default"], kwargs={"today": DAY})
             making.start()
             connection.execute("SET lock_timeout = '2s'")
             connection.execute("SELECT count(*) FROM outbox_message_default")
@@ -102,22 +102,26 @@ class TestMakeDays:
             patch.setattr(partitions, "PATIENCE", BRIEFLY)
             reader.execute("SELECT count(*) FROM outbox_message_default")
 
-            assert partitions.make_days("default", today=DAY) == []
+            assert partitions.create_partitions("default", today=DAY) == []
 
-        assert DAY in partitions.make_days("default", today=DAY)
+        assert DAY in partitions.create_partitions("default", today=DAY)
 
     def test_waits_its_turn_while_another_makes_days(self, monkeypatch):
         with database.connect("default") as other, other.transaction(), monkeypatch.context() as patch:
             patch.setattr(partitions, "PATIENCE", BRIEFLY)
             other.execute(partitions.LOCK_PARTITIONS)
 
-            assert partitions.make_days("default", today=DAY) == []
+            assert partitions.create_partitions("default", today=DAY) == []
 
-        assert DAY in partitions.make_days("default", today=DAY)
+        assert DAY in partitions.create_partitions("default", today=DAY)
 
     def test_makes_each_day_once_when_two_make_them(self):
         made = []
-        makers = [threading.Thread(target=lambda: made.extend(partitions.make_days("default", today=DAY))) for _ in range(2)]
+
+        def make() -> None:
+            made.extend(partitions.create_partitions("default", today=DAY))
+
+        makers = [threading.Thread(target=make) for _ in range(2)]
         for maker in makers:
             maker.start()
         for maker in makers:
@@ -131,7 +135,7 @@ class TestStrays:
         message = MessageRowFactory(id=message_id(NOON))
         assert table_holding(message) == "outbox_message_default"
 
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
         assert table_holding(message) == "outbox_message_20010203"
         assert bytes(MessageRow.objects.get(id=message.id).body) == message.body
@@ -139,14 +143,14 @@ class TestStrays:
     def test_move_also_when_their_day_is_over(self):
         message = MessageRowFactory(id=message_id(NOON))
 
-        partitions.make_days("default", today=date(2001, 2, 20))
+        partitions.create_partitions("default", today=date(2001, 2, 20))
 
         assert table_holding(message) == "outbox_message_20010203"
 
     def test_stay_when_their_day_is_far_ahead(self, alerts):
         message = MessageRowFactory(id=message_id(datetime(2400, 1, 1, tzinfo=UTC)))
 
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
         assert table_holding(message) == "outbox_message_default"
         assert "2400-01-01" in alerts[0]["reason"]
@@ -154,7 +158,7 @@ class TestStrays:
     def test_send_an_alert(self, alerts):
         MessageRowFactory(id=message_id(NOON))
 
-        partitions.make_days("default", today=DAY)
+        partitions.create_partitions("default", today=DAY)
 
         assert len(alerts) == 1
         assert "messages of 2001-02-03 in outbox_message_default" in alerts[0]["reason"]
@@ -164,7 +168,7 @@ class TestStrays:
             publisher.execute("BEGIN")
             stray = message_id(NOON)
             publisher.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [stray])
-            making = threading.Thread(target=partitions.make_days, args=["default"], kwargs={"today": DAY})
+            making = threading.Thread(target=partitions.create_partitions, args=["default"], kwargs={"today": DAY})
             making.start()
             while making.is_alive() and connection.execute(MAINTENANCE_WAITS).fetchone() is None:
                 pass
@@ -188,7 +192,7 @@ class TestStrays:
         publisher.start()
         published.wait(10)
         monkeypatch.setattr(partitions, "PATIENCE", timedelta(0))
-        made = partitions.make_day(connection, DAY)
+        made = partitions.create_partition(connection, DAY)
         stop.set()
         publisher.join()
 

@@ -17,7 +17,7 @@ NOON = datetime(2001, 2, 3, 12, tzinfo=UTC)
 @pytest.fixture
 def old_day():
     with database.connect("default") as own:
-        partitions.make_day(own, NOON.date())
+        partitions.create_partition(own, NOON.date())
         yield
         own.execute("DROP TABLE IF EXISTS outbox_message_20010203")
 

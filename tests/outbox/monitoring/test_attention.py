@@ -9,7 +9,7 @@ from outbox import conf, consumer, database
 from outbox.brokers.base import Backlog, Outgoing
 from outbox.brokers.memory import MemoryBroker
 from outbox.consuming import register
-from outbox.database.partitions import make_day
+from outbox.database.partitions import create_partition
 from outbox.embedded.models import EmbeddedHalf, EmbeddedTopic, HalfState
 from outbox.errors import BrokerCannotTell, BrokerUnavailable
 from outbox.ids import topic_number
@@ -38,7 +38,7 @@ def _clean_slate(settings, monkeypatch, db):
     topics = {"parcels": {"TYPE": "normal"}}
     settings.OUTBOX = {"TOPICS": topics, "BROKERS": {"default": memory}, "CELERY_WAKEUP": False}
     monkeypatch.setattr(register, "registered", {})
-    make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
+    create_partition(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
 
 
 @pytest.fixture
@@ -510,14 +510,14 @@ class TestGroups:
         ],
     )
     def test_name_more_deferred_messages_than_half_of_the_limit(self, number, told, read, settings):
-        settings.OUTBOX["CONSUMER"] = {"MOST_DEFERRED": 4}
+        settings.OUTBOX["CONSUMER"] = {"MAX_DEFERRED": 4}
         a_consumer()
         for _ in range(number):
             deferred(seconds=1)
         deferred(seconds=1, held=True)
         deferred(seconds=1, due_at=ago(hours=-2))
 
-        assert [one.msg for one in read() if one.id == "outbox.most_deferred"] == told
+        assert [one.msg for one in read() if one.id == "outbox.max_deferred"] == told
 
     def test_name_what_the_server_gave_up_and_no_consumer_has_fetched(self, read, monkeypatch):
         a_consumer()

@@ -4,7 +4,7 @@ from uuid import uuid4
 import pytest
 
 from outbox import consumer, database
-from outbox.database.partitions import make_day
+from outbox.database.partitions import create_partition
 from outbox.models import FailedDelivery, Process, State, Topic
 from outbox.monitoring.status import read_status
 from outbox.monitoring.text import age
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def read(db, settings):
-    make_day(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
+    create_partition(database.raw("default"), ago(days=1).date())  # soon after midnight, what is an hour old is of that day
 
     def read():
         """Return the status, with the topics of the test in settings."""

@@ -63,7 +63,7 @@ class TestTheHold:
     def _old_days(self, with_archive):
         with database.connect("default") as own:
             for day in (self.OLD, self.YOUNGER):
-                partitions.make_day(own, day)
+                partitions.create_partition(own, day)
         yield
         with database.connect("default") as own:
             for day in (self.OLD, self.YOUNGER):

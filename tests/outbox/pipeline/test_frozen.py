@@ -98,13 +98,13 @@ class TestAnArchiveThatStandsStill:
 class TestADayThatIsDropped:
     def test_by_a_process_that_stands_still_is_kept(self, watcher):
         day = date(2001, 5, 6)
-        partitions.make_day(watcher, day)
+        partitions.create_partition(watcher, day)
 
         with pytest.raises(psycopg.OperationalError):
-            partitions.drop_day(watcher, day, unless=lambda: not wait_until(lambda: is_ended(watcher)))
+            partitions.drop_partition(watcher, day, unless=lambda: not wait_until(lambda: is_ended(watcher)))
         with database.connect("default") as other:
             assert day in partitions.days(other)
-            assert partitions.drop_day(other, day, unless=lambda: False)
+            assert partitions.drop_partition(other, day, unless=lambda: False)
 
 
 def is_ended(connection):

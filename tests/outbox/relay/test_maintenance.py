@@ -22,7 +22,7 @@ def refuse_days(monkeypatch):
         def refuse(using):
             raise error
 
-        monkeypatch.setattr(partitions, "make_days", refuse)
+        monkeypatch.setattr(partitions, "create_partitions", refuse)
 
     return use
 

@@ -39,7 +39,7 @@ BRIEFLY = timedelta(milliseconds=150)
 def _old_days():
     with database.connect("default") as own:
         for number in (3, 4, 12, 13):
-            partitions.make_day(own, date(2001, 2, number))
+            partitions.create_partition(own, date(2001, 2, number))
     yield
     with database.connect("default") as own, django_connection.cursor() as cursor:
         for day in partitions.days(own):
@@ -161,7 +161,7 @@ class TestDays:
 
         with database.connect("default") as own:
             hold()
-            dropped = partitions.drop_day(own, OLD, unless=hold)
+            dropped = partitions.drop_partition(own, OLD, unless=hold)
 
         assert not dropped
         assert 3 in days()

@@ -127,7 +127,9 @@ class TestRound:
     def test_leaves_out_topics_that_are_away(self, relay, broker, make_topic, monkeypatch):
         away, whole = make_topic("normal"), make_topic("normal")
         tickets = [TicketFactory(topic=topic) for topic in (away, whole)]
-        monkeypatch.setattr(broker, "find_away", lambda topics: {away.name: "Its server is down."} if away.name in topics else {})
+        monkeypatch.setattr(
+            broker, "find_unavailable", lambda topics: {away.name: "Its server is down."} if away.name in topics else {}
+        )
 
         relay.step()
 

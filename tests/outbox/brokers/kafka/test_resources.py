@@ -64,7 +64,7 @@ class TestTopics:
 
         found = resources(broker)["topic"]
         assert found.wanted == {"partitions": "3", "retention.ms": "172800000"}
-        assert (found.is_there, found.differences, found.trouble) == (True, (), "")
+        assert (found.exists, found.differences, found.trouble) == (True, (), "")
         assert settings_of(topic.name)["retention.ms"] == "172800000"
 
     def test_with_fewer_partitions_and_another_retention_are_different(self):
@@ -117,7 +117,7 @@ class TestMarkerTopics:
 
         found = resources(cluster.open_broker(), source=source)["marker topic"]
 
-        assert (found.is_there, found.differences) == (True, ())
+        assert (found.exists, found.differences) == (True, ())
         assert found.wanted["partitions"] == "32"
 
     def test_of_another_form_are_different(self):
@@ -138,7 +138,7 @@ class TestPermissions:
 
         found = resources(secured.open_broker(topic))["topic"]
 
-        assert found.is_there is None
+        assert found.exists is None
         assert found.trouble == "This user may not see it, or it does not exist. Allow this user Describe on it."
 
     def test_to_see_settings_are_named_where_they_are_missing(self):
@@ -170,7 +170,7 @@ class TestPermissions:
 
         wait_until(lambda: _if_missing(resources(broker)["topic"])).create()
 
-        assert resources(broker)["topic"].is_there
+        assert resources(broker)["topic"].exists
 
     def test_of_a_wrong_password_are_named(self):
         broker = secured.open_broker("orders", client=secured.login("relay", "wrong"))
@@ -180,11 +180,11 @@ class TestPermissions:
 
 
 def _if_there(one: ServerResource) -> ServerResource | None:
-    return one if one.is_there else None
+    return one if one.exists else None
 
 
 def _if_missing(one: ServerResource) -> ServerResource | None:
-    return one if one.is_there is False else None
+    return one if one.exists is False else None
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What RabbitMQ itself takes out of a group's queue: it is kept in the inlet, and received from there with the reason."""
+"""Messages that RabbitMQ itself moves to a group's dead-letter queue are received from there with the reason."""
 
 import uuid
 from collections.abc import Callable
@@ -22,8 +22,8 @@ NewMessage = Callable[..., Outgoing]
 SHORT = timedelta(seconds=0.1)
 
 
-def receive_given_up(broker: RabbitMQBroker, topic: str, limit: int = 10) -> list[Delivery]:
-    return broker.receive_given_up("billing", [topic], limit=limit)
+def receive_dead_letters(broker: RabbitMQBroker, topic: str, limit: int = 10) -> list[Delivery]:
+    return broker.receive_dead_letters("billing", [topic], limit=limit)
 
 
 class TestExpiredMessage:
@@ -33,19 +33,19 @@ class TestExpiredMessage:
         sent = message(b"late", key="k", tag="placed", headers={"who": "Zoë"})
         broker.send([sent])
 
-        [found] = wait_until(lambda: receive_given_up(broker, topic))
+        [found] = wait_until(lambda: receive_dead_letters(broker, topic))
 
-        assert "longer than the topic's RETENTION" in found.given_up
+        assert "longer than the topic's RETENTION" in found.dead_letter_reason
         assert (found.message_id, found.body, found.key, found.tag) == (sent.message_id, b"late", "k", "placed")
         assert (found.headers, found.topic, found.group) == ({"who": "Zoë"}, topic, "billing")
         assert received(broker, topic) == []
 
     def test_of_another_producer_keeps_its_tag(self, open_broker: Open, channel: amqp.Channel, topic):
         broker = open_broker(retention=SHORT)
-        receive_given_up(broker, topic)  # so that the topic is there
+        receive_dead_letters(broker, topic)  # so that the topic is there
 
         channel.basic_publish(amqp.Message(b"theirs"), topic, "placed")
-        [found] = wait_until(lambda: receive_given_up(broker, topic))
+        [found] = wait_until(lambda: receive_dead_letters(broker, topic))
 
         assert (found.body, found.tag) == (b"theirs", "placed")
 
@@ -58,12 +58,12 @@ class TestMessageThatWasDeliveredTooOften:
         def return_it() -> list[Delivery]:
             if (got := channel.basic_get(f"{topic}:billing")) is not None:
                 channel.basic_reject(got.delivery_tag, requeue=True)
-            return receive_given_up(broker, topic)
+            return receive_dead_letters(broker, topic)
 
         [found] = wait_until(return_it)
 
         assert found.body == b"again and again"
-        assert "too often" in found.given_up
+        assert "too often" in found.dead_letter_reason
 
 
 class TestInlet:
@@ -76,27 +76,28 @@ class TestInlet:
         """The ids of three messages that are given up."""
         messages = [message() for _ in range(3)]
         broker.send(messages)
-        wait_until(lambda: sum(broker.backlog("billing").given_up.values()) == 3)
+        wait_until(lambda: sum(broker.backlog("billing").dead_letters.values()) == 3)
         return [one.message_id for one in messages]
 
     def test_has_what_was_not_acknowledged_again(self, broker, filled, topic):
-        first = receive_given_up(broker, topic)
+        first = receive_dead_letters(broker, topic)
 
-        again = wait_until(lambda: found if len(found := receive_given_up(broker, topic)) == 3 else None)  # the server is late
+        # The server is late.
+        again = wait_until(lambda: found if len(found := receive_dead_letters(broker, topic)) == 3 else None)
 
         assert [one.message_id for one in again] == [one.message_id for one in first] == filled
         assert broker.ack(first) == [False] * 3
         assert broker.ack(again) == [True] * 3
-        assert receive_given_up(broker, topic) == []
+        assert receive_dead_letters(broker, topic) == []
 
     def test_is_counted_and_keeps_what_the_group_has_noted(self, broker, filled, topic):
         other = uuid.uuid4().hex
 
-        before = broker.backlog("billing").given_up, broker.may_deliver_again("billing", [filled[0], other])
-        broker.ack(receive_given_up(broker, topic))
+        before = broker.backlog("billing").dead_letters, broker.may_deliver_again("billing", [filled[0], other])
+        broker.ack(receive_dead_letters(broker, topic))
 
         assert before == ({topic: 3}, {filled[0], other})
-        assert (broker.backlog("billing").given_up, broker.may_deliver_again("billing", filled)) == ({}, set())
+        assert (broker.backlog("billing").dead_letters, broker.may_deliver_again("billing", filled)) == ({}, set())
 
     def test_that_was_deleted_is_declared_again_and_loses_nothing(
         self, open_broker: Open, channel: amqp.Channel, message: NewMessage, topic
@@ -105,5 +106,5 @@ class TestInlet:
         broker.send([message(b"a")])
         channel.queue_delete(f"{topic}:billing:given-up")
 
-        [found] = wait_until(lambda: receive_given_up(broker, topic), 60)
+        [found] = wait_until(lambda: receive_dead_letters(broker, topic), 60)
         assert found.body == b"a"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outbox.brokers.base import Delivery, Outgoing, SendStatus
 from outbox.brokers.confirms import WRITE_BYTES
-from outbox.brokers.rabbitmq.envelope import KEY, STORED_AT, TAG, given_up, time_of
+from outbox.brokers.rabbitmq.envelope import KEY, STORED_AT, TAG, dead_letter, time_of
 from tests.outbox.brokers.rabbitmq.acts import received
 from tests.outbox.brokers.rabbitmq.conftest import HELD
 from tests.outbox.brokers.rabbitmq.raw_frames import publish_bytes
@@ -156,7 +156,7 @@ class TestHeadersOfAnotherProducer:
         message = amqp.Message(b"", application_headers=headers, message_id=message_id)
         message.delivery_info = {"redelivered": False, "routing_key": ""}
 
-        found = given_up(message, group="billing", topic="orders", queue="orders:billing")
+        found = dead_letter(message, group="billing", topic="orders", queue="orders:billing")
 
         assert found.delivery_count >= 1
         for text in (found.message_id, found.key, found.tag, *found.headers, *found.headers.values()):

@@ -80,13 +80,13 @@ class TestResources:
         node, options = own_host
         node.call(f"{USERS}:set_permissions", options["USER"], options["VIRTUAL_HOST"], ".*", ".*", ".*")
         broker = open_with(topic, **options)
-        before = [one.is_there for one in resources(broker).values()]
+        before = [one.exists for one in resources(broker).values()]
 
         for one in resources(broker).values():
             one.create()
 
         assert set(before) == {False}
-        assert [(one.is_there, one.differences, one.trouble) for one in resources(broker).values()] == [(True, (), "")] * 3
+        assert [(one.exists, one.differences, one.trouble) for one in resources(broker).values()] == [(True, (), "")] * 3
         assert [sent.status for sent in broker.send([Outgoing(str(uuid.uuid4()), topic.name, b"{}")])] == ["accepted"]
         assert broker.check() == []
 

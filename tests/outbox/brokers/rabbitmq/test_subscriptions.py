@@ -144,7 +144,7 @@ class TestReleasedMessage:
             broker.release(wait_until(lambda: receive(broker, topic)))
 
         assert bodies(receive(broker, topic)) == [b"patient"]
-        assert broker.backlog("billing").given_up == {}
+        assert broker.backlog("billing").dead_letters == {}
 
 
 class TestOrderedMessages:

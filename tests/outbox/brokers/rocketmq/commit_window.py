@@ -121,4 +121,4 @@ def sweep(options: dict[str, Any], topic: Topic) -> None:
 def copies_in(node: RocketMQ, topic: str, queues: int = QUEUES) -> Counter[str]:
     """Count the copies of each message that consumers can see, in the broker's own log."""
     stored = read_all(node.broker_address, topic, queues)
-    return Counter(stored_delivery(one, group="", topic=topic, receipt="", given_up="").message_id for one in stored)
+    return Counter(stored_delivery(one, group="", topic=topic, receipt="", dead_letter_reason="").message_id for one in stored)

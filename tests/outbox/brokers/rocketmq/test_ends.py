@@ -172,7 +172,7 @@ def listen(harness: RocketMQHarness, outcome: Outcome) -> None:
     for listener in range(2):
         harness.open().listen(
             lambda half, listener=listener: ask(half, listener),
-            note_sent=lambda half, resolution: outcome.sent_instead.append((half.body.decode(), resolution)),
+            on_other_answer=lambda half, resolution: outcome.sent_instead.append((half.body.decode(), resolution)),
         )
 
 

@@ -117,7 +117,7 @@ class TestAnswerAboutWhatIsVisible:
 
         def sent(broker: Broker, answer: Resolution = COMMIT) -> tuple[list[int], list[Resolution]]:
             noted: list[Resolution] = []
-            broker.listen(lambda half: answer, note_sent=lambda half, resolution: noted.append(resolution))
+            broker.listen(lambda half: answer, on_other_answer=lambda half, resolution: noted.append(resolution))
             wait_until(lambda: stub.ask(question("m.1")))
             return [end.resolution for end in wait_until(lambda: stub.asked("EndTransaction"))], noted
 

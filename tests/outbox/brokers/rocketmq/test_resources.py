@@ -51,7 +51,7 @@ class TestTopics:
         found = resources(broker)[topic.name]
         assert found.place == server().broker
         assert found.wanted == {"message.type": "DELAY", "queues": "2"}
-        assert (found.is_there, found.differences, found.trouble) == (True, (), "")
+        assert (found.exists, found.differences, found.trouble) == (True, (), "")
 
     def test_of_another_type_or_with_fewer_queues_are_different(self, open_with: Open):
         topic = new(TopicType.FIFO, queues=8)
@@ -127,7 +127,7 @@ class TestAServer:
 
         found = resources(open_with(topic, NAME_SERVERS=[], BROKER_ADDRESSES={"broker-a": server().broker}))
 
-        assert found[topic.name].is_there is False
+        assert found[topic.name].exists is False
 
     def test_that_is_away_is_named(self, open_with: Open):
         broker = open_with(new(TopicType.NORMAL), NAME_SERVERS=["127.0.0.1:1"])

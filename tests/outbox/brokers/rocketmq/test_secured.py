@@ -142,19 +142,19 @@ class TestASecuredNode:
         broker, held = open_as(), {"invisible_for": timedelta(minutes=1), "wait": timedelta(seconds=1)}
         node.make_group("cart", retries=1)
         [sent] = broker.send([message := Outgoing(str(uuid.uuid4()), "plain", b"{}")])
-        given_up: list[Delivery] = []  # with those of other tests
+        dead_letters: list[Delivery] = []  # with those of other tests
 
         def is_given_up() -> bool:
             broker.release(broker.receive("cart", ["plain"], limit=10, **held))
-            given_up[:] = broker.receive_given_up("cart", ["plain"], limit=10)
-            return message.message_id in {delivery.message_id for delivery in given_up}
+            dead_letters[:] = broker.receive_dead_letters("cart", ["plain"], limit=10)
+            return message.message_id in {delivery.message_id for delivery in dead_letters}
 
         wait_until(is_given_up, 60)
 
         assert sent.status is SendStatus.ACCEPTED
-        assert open_as(READER).receive_given_up("cart", ["plain"], limit=10) == []
-        assert all(broker.ack(given_up))
-        assert open_as().receive_given_up("cart", ["plain"], limit=10) == []
+        assert open_as(READER).receive_dead_letters("cart", ["plain"], limit=10) == []
+        assert all(broker.ack(dead_letters))
+        assert open_as().receive_dead_letters("cart", ["plain"], limit=10) == []
 
     def test_refuses_a_wrong_secret(self, open_as):
         sent, _ = send_half(open_as((SHOP[0], "not it")))
@@ -176,8 +176,8 @@ class TestASecuredNode:
     def test_lists_topics_and_names_those_that_it_may_not_tell_of(self, open_as):
         shops, readers = resources(open_as(SHOP)), resources(open_as(READER))
 
-        assert (shops["orders"].is_there, shops["orders"].differences, shops["orders"].trouble) == (True, (), "")
-        assert readers["orders"].is_there is None
+        assert (shops["orders"].exists, shops["orders"].differences, shops["orders"].trouble) == (True, (), "")
+        assert readers["orders"].exists is None
         assert "Grant ACCESS_KEY Get on Topic:orders (ACL 2.0)" in readers["orders"].trouble
 
     def test_creates_a_topic_for_who_may_and_names_the_permission_of_who_may_not(self, open_as):
@@ -189,12 +189,12 @@ class TestASecuredNode:
         with pytest.raises(BrokerMisconfigured, match=r"did not create topic 'denied'.*Create on Topic:denied \(ACL 2\.0\)"):
             missing["denied"].create()
 
-        assert {name: one.is_there for name, one in resources(maker).items()} == {"made": True, "denied": False}
+        assert {name: one.exists for name, one in resources(maker).items()} == {"made": True, "denied": False}
 
     def test_says_that_a_secret_is_wrong_where_topics_are_listed(self, open_as):
         found = resources(open_as((SHOP[0], "not it")))
 
-        assert found["orders"].is_there is None
+        assert found["orders"].exists is None
         assert "check signature failed" in found["orders"].trouble
 
     def test_is_not_believed_without_the_certificate_of_who_vouches_for_it(self, open_as):

@@ -141,7 +141,7 @@ class TestRelease:
         more: list[Delivery] = []
         topic = acts.harness.topic(kind)
         [given_up] = wait_until(
-            lambda: more.extend(acts.receive(kind, group=hasty)) or broker.receive_given_up(hasty, [topic], limit=10), 60
+            lambda: more.extend(acts.receive(kind, group=hasty)) or broker.receive_dead_letters(hasty, [topic], limit=10), 60
         )
         assert [delivery.body for delivery in more if delivery.body == b"a"] == []
         assert given_up.body == b"a"

@@ -37,7 +37,7 @@ def concerns(about):
 
 class TestDatabases:
     def test_are_well_when_they_answer(self, about, concerns):
-        partitions.make_days("other")
+        partitions.create_partitions("other")
 
         assert about(check_databases, OTHER)[0][0] == "ok"
         assert about(check_databases, OTHER)[0][1].startswith("PostgreSQL ")
@@ -61,7 +61,7 @@ class TestDatabases:
 
     @pytest.mark.parametrize("app", ["outbox", "outbox_embedded", "outbox_pipeline"])
     def test_are_named_when_a_migration_is_missing(self, concerns, app):
-        partitions.make_days("other")
+        partitions.create_partitions("other")
         ((_, last),) = MigrationLoader(None).graph.leaf_nodes(app)
         move = "UPDATE django_migrations SET app = '{}' WHERE app = '{}' AND name = '" + last + "'"
 
@@ -71,7 +71,7 @@ class TestDatabases:
         assert found == [("error", f"migrations are missing: {last}")]
 
     def test_are_named_when_their_clock_is_another(self, concerns, monkeypatch):
-        partitions.make_days("other")
+        partitions.create_partitions("other")
         monkeypatch.setattr(doctor, "VERSION_AND_TIME", doctor.VERSION_AND_TIME + " + interval '1 minute'")
 
         assert concerns() == [("warning", "its clock and this host's are 60 s apart")]

@@ -1,7 +1,7 @@
 import pytest
 
 from outbox import findings
-from outbox.findings import Finding, Needs, Rule, broker_away
+from outbox.findings import Finding, Needs, Rule, unreachable_broker
 from outbox.monitoring.doctor import check
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -36,7 +36,7 @@ class TestRules:
 
     def test_whose_finding_stops_all_work_make_it_an_error(self, examined):
         def brokers():
-            yield broker_away("default", "It cannot be reached.", "")
+            yield unreachable_broker("default", "It cannot be reached.", "")
 
         examined(brokers)
 

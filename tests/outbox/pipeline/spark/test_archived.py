@@ -74,7 +74,7 @@ def execute(statement, *values):
 def days(transactional_db):
     with database.connect("default") as own:
         for day in (FIRST, SECOND, THIRD):
-            partitions.make_day(own, day)
+            partitions.create_partition(own, day)
     yield
     with database.connect("default") as own:
         for day in partitions.days(own):

@@ -27,7 +27,7 @@ def ids(transactional_db):
     """Two days of messages that were sent and handled, with a try that failed, a duplicate, a failed send and a check-back."""
     with database.connect("default") as own:
         for day in (FIRST, SECOND):
-            partitions.make_day(own, day)
+            partitions.create_partition(own, day)
     yield [*fill(FIRST), *fill(SECOND)]
     with database.connect("default") as own, django_connection.cursor() as cursor:
         for day in partitions.days(own):

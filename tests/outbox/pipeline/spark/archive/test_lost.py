@@ -33,14 +33,14 @@ def files(lake, attempt):
 def comes_back(message):
     """Let a message that was archived be sent again, years later."""
     with database.connect("default") as own:
-        partitions.make_day(own, FIRST)
+        partitions.create_partition(own, FIRST)
         own.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, 'again')", [message])
 
 
 class TestADayWhoseManifestIsLost:
     def test_is_not_archived_anew_where_it_was_committed(self, archive, committed, lake, ids):
         with database.connect("default") as own:
-            partitions.drop_day(own, FIRST, unless=lambda: False)  # as older versions of prune did
+            partitions.drop_partition(own, FIRST, unless=lambda: False)  # as older versions of prune did
         lose(lake)
 
         with pytest.raises(LakeError, match=r"lacks 2001-02-03\.a1, which was archived there"):

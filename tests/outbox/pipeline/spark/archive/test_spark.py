@@ -69,7 +69,7 @@ class TestSpark:
         archive(before=SECOND)
         with database.connect("default") as own:
             own.execute("UPDATE outbox_archived_day SET state = 'changed'")
-            partitions.make_day(own, FIRST)
+            partitions.create_partition(own, FIRST)
             own.execute("INSERT INTO outbox_message (id, topic_id, body) VALUES (%s, 0, '')", [ids[3]])
 
         archive(before=SECOND)

@@ -70,7 +70,7 @@ class TestTheArchive:
     def test_archives_a_day_once_more_when_a_dead_message_of_it_came_back(self, archive, lake, ids):
         archive(before=SECOND)
         with database.connect("default") as own:
-            partitions.make_day(own, FIRST)
+            partitions.create_partition(own, FIRST)
         again = late()
         BatchFactory(message_ids=[again.id], state=State.SENT)
 
@@ -308,7 +308,7 @@ class TestAnArchiver:
             reader.execute("SELECT count(*) FROM outbox_message")
             archive(before=SECOND)
         with database.connect("default") as own:
-            partitions.drop_day(own, FIRST, unless=lambda: False)
+            partitions.drop_partition(own, FIRST, unless=lambda: False)
 
         archive(before=SECOND)
 
@@ -333,7 +333,7 @@ class TestAnArchiver:
         archive(before=SECOND)
         ArchivedDay.objects.all().delete()
         with database.connect("default") as own:
-            partitions.make_day(own, FIRST)
+            partitions.create_partition(own, FIRST)
         again = late()
 
         archive(before=SECOND)
