@@ -58,7 +58,7 @@ class TestSend:
             results = broker.send([task(1), task(2)])
 
         assert results[1].status is SendStatus.UNAVAILABLE
-        assert "handed over" in results[1].reason
+        assert "before this task was sent" in results[1].reason
 
 
 class TestConsumers:
