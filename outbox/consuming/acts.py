@@ -155,7 +155,7 @@ def _move_to_inbox(rows: list[Deferred], using: str) -> list[Deferred]:
 
 
 # The states of messages in the groups that know and have not handled them.
-READ_ENDS = """
+READ_GROUP_STATES = """
 SELECT message_id, consumer_group, CASE WHEN dead_at IS NOT NULL THEN 'dead letter' ELSE 'deferred' END, ''
 FROM outbox_deferred WHERE message_id = ANY(%(ids)s)
 UNION ALL
@@ -171,9 +171,9 @@ GroupState = tuple[str, str, str]
 
 def read_group_states(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupState]]:
     """Return the states of messages in the groups of a database that know and have not handled them."""
-    ends: dict[UUID, list[GroupState]] = {}
+    states: dict[UUID, list[GroupState]] = {}
     with connections[using].cursor() as cursor:
-        cursor.execute(READ_ENDS, {"ids": list(message_ids)})
+        cursor.execute(READ_GROUP_STATES, {"ids": list(message_ids)})
         for message_id, group, outcome, by in cursor.fetchall():
-            ends.setdefault(message_id, []).append((group, outcome, by))
-    return ends
+            states.setdefault(message_id, []).append((group, outcome, by))
+    return states

@@ -39,7 +39,7 @@ class TestListResources:
     def test_names_each_topic_and_creates_none(self, broker: Broker, harness: Harness):
         first, again = resources(broker, harness.source), resources(broker, harness.source)
 
-        missing = names(one for one in again if one.is_there is False)
+        missing = names(one for one in again if one.exists is False)
         assert names(first) == names(again)
         assert missing >= {("topic", topic.name) for topic in harness.topics.values()}
         assert all(one.wanted for one in again)
@@ -52,7 +52,7 @@ class TestListResources:
             one.create()
 
         found = resources(broker, harness.source, readers=["reader"])
-        assert [one for one in found if not one.is_there or one.differences or one.trouble] == []
+        assert [one for one in found if not one.exists or one.differences or one.trouble] == []
 
     @pytest.mark.needs("ListsResources")
     def test_creates_all_that_messages_need(self, acts: Acts, broker: Broker, harness: Harness):

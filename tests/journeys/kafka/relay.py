@@ -11,13 +11,13 @@ from outbox.relay import transactions  # noqa: E402
 from tests.journeys.kafka.given import MARKER_NOT_ASKED, NOBODY_FENCED, given  # noqa: E402
 
 if given["control"] == MARKER_NOT_ASKED:
-    read = transactions.TransactionalSender._read
+    read = transactions.TransactionalSender._decode_marker
 
     def read_nothing(self, text, lane):
         marker = read(self, text, lane)
         return marker and transactions.Marker((), marker.database, marker.timeline)
 
-    transactions.TransactionalSender._read = read_nothing
+    transactions.TransactionalSender._decode_marker = read_nothing
 
 if given["control"] == NOBODY_FENCED:
     open_lane = lanes.KafkaLanes.open

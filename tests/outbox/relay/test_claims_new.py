@@ -22,7 +22,7 @@ def ids(tickets: list[Ticket]) -> list[str]:
 def bodies(batch: object, slice_bytes: int = SLICE_BYTES) -> list[list[bytes | None]]:
     """Return the bodies of a batch, slice by slice, as they are sent."""
     loaded = slices(database.raw("default"), [batch], Budget(slice_bytes))  # type: ignore[list-item]
-    return [[body for one in part for *_, body in one.rows] for part in loaded]
+    return [[body for _, rows in part for *_, body in rows] for part in loaded]
 
 
 @pytest.fixture
