@@ -156,9 +156,9 @@ class Repeats:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # For each line, when it was written, and how often it was left out since then; in the order of their last records.
+        # Line -> when it was written, and how often it was left out since then; in the order of their last records.
         self._lines: dict[tuple[str, int, str], tuple[float, int]] = {}
-        # For each statement, by file and line number, the times at which its lines were written in the last minute.
+        # (file, line number) of a statement -> the times at which its lines were written in the last minute.
         self._statements: dict[tuple[str, int], list[float]] = {}
         self._lock = ForkSafeLock()
 

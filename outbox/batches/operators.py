@@ -187,7 +187,7 @@ def _restore(connection: Connection, message_ids: Sequence[UUID]) -> list[UUID]:
     """Restore missing message rows from their copies; return the messages that have no copy."""
     gone = connection.execute(WITHOUT_ROW, [list(message_ids)]).fetchall()
     with_copy = [message_id for message_id, has_copy in gone if has_copy]
-    # Without the right, the rows go to the DEFAULT partition, until the maintenance of the tables' owner moves them.
+    # A role without the right leaves the rows in the DEFAULT partition, until the maintenance of the tables' owner moves them.
     if with_copy and rights(connection).may_create:
         for day in sorted({day_of(message_id) for message_id in with_copy}):
             create_partition(connection, day)

@@ -128,8 +128,8 @@ def release_left(connection: Connection, lane: int) -> int:
     return connection.execute(RELEASE_LEFT, [lane]).rowcount
 
 
-# For a message of which nothing proves any more whether it was published: the broker has neither the half message nor the
-# message, and does not keep messages of that age. Sending it again might publish it twice; marking it SENT might lose it. So an
+# Nothing proves any more whether the message was published: the broker has neither the half message nor the message, and does
+# not keep messages of that age. Sending it again might publish it twice; marking it SENT might lose it. So an
 # operator has to decide: replay sends it again, discard accepts it as published.
 GIVE_UP = f"""
 UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
@@ -145,7 +145,7 @@ def give_up_unproven(connection: Connection, batch: PreparedBatch, *, error: str
     return copy_dead(connection, [batch.id])
 
 
-# For a batch of one message. From a larger batch, `split_at_commit` splits off messages whose half messages were discarded.
+# The batch has one message: from a larger one, `split_at_commit` splits off messages whose half messages were discarded.
 RESEND_DISCARDED = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp() + %(wait)s, half_ids = NULL, open = NULL,
     half_places = NULL, ends_until = NULL, failures = failures + 1, last_error = %(error)s

@@ -66,8 +66,8 @@ UPDATE outbox_batch SET state = {State.DEAD}, tx_lane = NULL, tx_attempt = NULL,
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# Of the batches that a marker names: how many this database does not record as sent in that transaction, and how many it has
-# never had (the id is after the last one of its sequence, or the attempt after the last one of the batch).
+# The number of batches that a marker names and this database does not record as sent in that transaction, and of those that it
+# has never had (the id is after the last one of its sequence, or the attempt after the last one of the batch).
 READ_NAMED = """
 SELECT count(*), count(*) FILTER (WHERE batch.attempt < named.attempt OR batch.id IS NULL
     AND named.id > coalesce(pg_sequence_last_value(pg_get_serial_sequence('outbox_batch', 'id')), 0))

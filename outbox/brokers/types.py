@@ -204,7 +204,7 @@ class StoredCopy(msgspec.Struct, frozen=True):
 # None instead of a message that is gone.
 ReadPage = Callable[[Any, int, bool], list[tuple[Any, Delivery | None]]]
 
-# Messages that consumers have not received yet: what one of them is called, such as "waiting message", and how to read them.
+# Messages that consumers have not received yet: the noun for one, such as "waiting message", and the function that reads them.
 StoredList = tuple[str, ReadPage]
 
 

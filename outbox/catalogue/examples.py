@@ -13,7 +13,7 @@ from outbox.schema.json_schema import values_of_enum
 
 MAX_LEVELS = 5  # levels of nesting; deeper values are left out if they are not required
 
-# For types without constraints, a value as JSON.
+# Type without constraints -> an example as JSON.
 VALUES: dict[type[inspect.Type], Any] = {
     inspect.AnyType: None,
     inspect.NoneType: None,

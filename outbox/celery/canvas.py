@@ -1,5 +1,5 @@
 """
-Let Celery build the messages of a signature without sending them.
+Build the messages of a signature by Celery's own code, without sending them.
 
 A chain becomes one message, which contains the chain's other tasks; a worker sends the next task. A group becomes a message for
 each of its tasks. A chord is rejected, because Celery writes it into the result backend when it is sent, and a rollback of the
@@ -217,7 +217,7 @@ def _capture_group(signature: group, producer: CapturingProducer, options: dict[
         results.append(result)
     if not results:
         raise InvalidMessage("The group has no tasks.", hint="Add a task to it.")
-    # With this barrier, GroupResult does not use the result backend, for which the transaction would have to wait.
+    # The barrier keeps GroupResult from the result backend, for which the transaction would have to wait.
     return GroupResult(group_id, results, app=producer.app, ready_barrier=barrier())
 
 

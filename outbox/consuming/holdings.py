@@ -1,4 +1,4 @@
-"""What the workers of this process are doing, for its heartbeats: running handlers, and topics that cannot be received."""
+"""Collect the running handlers of this process, and the topics that its workers cannot receive, for its heartbeats."""
 
 from __future__ import annotations
 

@@ -60,12 +60,12 @@ SELECT is_known, is_locked, is_next, EXISTS (SELECT FROM i) FROM l
 _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text))
             AND NOT EXISTS (SELECT FROM outbox_deferred WHERE order_key = %(order)s::text AND dead_at IS NULL))"""
 
-# On an unordered topic, `is_known` is not checked: a message that may be deferred was delivered before, and is not claimed.
+# Unordered topics do not check `is_known`: a message that may be deferred was delivered before, and is not claimed.
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# With the `idempotency_key` of a handler, the key does not find the inbox row of a discarded message, which was written with the
-# message's id as its key. So the message is also looked for by its id, after LOCK_MESSAGE has taken a lock on the id.
+# The `idempotency_key` of a handler does not find the inbox row of a discarded message, which was written with the message's id
+# as its key. So the message is also looked for by its id, after LOCK_MESSAGE has taken a lock on the id.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 CLAIM_OWN_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")

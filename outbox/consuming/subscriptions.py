@@ -144,7 +144,7 @@ WITH RECURSIVE handled AS (
 SELECT name FROM known
 """
 
-# Of these groups, the ones that receive a message. If a group had consumers in the last hour, their subscriptions decide.
+# The groups among these that receive a message. If a group had consumers in the last hour, their subscriptions decide.
 # Otherwise it counts if it has received from the topic before (`number IS NOT NULL`, since only numbered rows are in the index).
 READ_RECEIVING_GROUPS = f"""
 {READ_GROUPS} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)

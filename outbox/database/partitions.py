@@ -50,7 +50,7 @@ WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_
 """
 
 
-# With the CHECK constraint, ATTACH does not scan the new partition. CREATE .. PARTITION OF would block all publishers while it
+# The CHECK constraint spares ATTACH a scan of the new partition. CREATE .. PARTITION OF would block all publishers while it
 # waits for an open transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
 CREATE_DAY = (
     "CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",

@@ -35,7 +35,7 @@ PAUSED_SECONDS = 86_400.0  # somebody may have forgotten a longer pause
 STUCK_SECONDS = 300.0  # the limit if it is unknown for how long a message has waited
 SLOW_MINUTES = 10  # the limit of the time that a backlog takes at the pace of the last minutes
 
-# In a read-only database there are no heartbeats, and nothing is sent or handled. So these findings would only repeat that.
+# A read-only database has no heartbeats, and nothing is sent or handled. So these findings would only repeat that.
 FOLLOW_FROM_READ_ONLY = {
     "outbox.no_relay",
     "outbox.no_checker",

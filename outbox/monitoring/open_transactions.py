@@ -21,7 +21,7 @@ from outbox.message import Token
 STATEMENT_SECONDS = 15  # a person waits for the page
 
 # The rows of a message: first the session that holds the message's lock; then, if that session waits, the sessions that block it.
-# Without pg_read_all_stats, a session of another role is visible only in part.
+# A role without pg_read_all_stats sees only a part of other roles' sessions.
 READ = f"""
 WITH lock AS MATERIALIZED (SELECT * FROM pg_locks),
 holder AS MATERIALIZED (

@@ -136,7 +136,7 @@ def read_stored(
 
     Args:
         everything: read all messages, page by page, so that the use of memory does not grow.
-        progress: called after each page with the noun of the messages, and the number read so far.
+        progress: called after each page with the noun of the messages, and the number read until then.
         limits: keyword arguments of `connected`.
 
     Raises:

@@ -169,7 +169,7 @@ class Recorder:
             failpoint("recorder.after_write")
             broker.ack(deliveries)
             if time.monotonic() - started > self._invisible_for.total_seconds() / 4 + wait.total_seconds():
-                self._await_redeliveries()  # it took so long that deliveries may have expired
+                self._await_redeliveries()  # deliveries may have expired meanwhile
         elif started >= self._redelivered_by:
             self._write_read_until(broker, connection, asked_at, self.topics)
         self._maintain(broker, connection)

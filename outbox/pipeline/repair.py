@@ -58,7 +58,7 @@ DEFERRED_SINCE = "The group has deferred them since."
 @dataclass(slots=True)
 class ResendPlan:
     """
-    Says which messages of a finding can be sent again.
+    Which messages of a finding can be sent again.
 
     Args:
         ids: the messages that can be sent again.
@@ -159,7 +159,7 @@ def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan)
 
 
 def _send(resend_plan: ResendPlan, connection: Connection, lost_before: datetime) -> None:
-    """Have a relay send the messages again. Messages that cannot be sent are removed from the plan."""
+    """Hand the messages to a relay to be sent again. Messages that cannot be sent are removed from the plan."""
     settled = resend(connection, resend_plan.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         resend_plan.refuse(reason, 1)

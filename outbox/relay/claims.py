@@ -51,7 +51,7 @@ class FullScanTimer(msgspec.Struct):
         self.due_at = now + min(self.MAX_INTERVAL_SECONDS, (now - began) * self.INTERVAL_FACTOR)
 
 
-MANY_TOPICS = 200  # scanning the tickets of so many topics costs more than claiming a few hundred messages
+MANY_TOPICS = 200  # scanning the tickets of this many topics costs more than claiming a few hundred messages
 
 # While rounds are full and quick, the limit of a claim doubles, up to GROWTH times the batch size: each round has a fixed cost.
 GROWTH = 4

@@ -101,7 +101,7 @@ class Committer(msgspec.Struct):
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
-        Give back the messages of a batch that were not accepted, so that they are claimed again or become dead.
+        Return the unaccepted messages of a batch to the queue, so that they are claimed again or become dead.
 
         Call it for batches that were sent in one phase or without success; otherwise call `decide`. Accepted messages stay in the
         batch, which becomes SENT; the others are split off. If none was accepted, and all or none of them are dead, the batch

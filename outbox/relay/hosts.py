@@ -406,7 +406,7 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-# By database: the settings that its topic rows were last compared with, the time, and the topics that are not in settings.
+# Database -> the settings that its topic rows were last compared with, the time, and the topics that are not in settings.
 _compared_topics: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 

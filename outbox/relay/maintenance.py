@@ -183,7 +183,7 @@ def prune(using: str, *, now: datetime | None = None) -> Pruned:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
-        may_drop = partitions.rights(connection).may_drop  # checked first, so that no lock is taken in vain
+        may_drop = partitions.rights(connection).may_drop  # checked first, so that no lock is taken for nothing
         for day in partitions.days(connection):
             if day < last_kept:
                 if may_drop:

@@ -1,4 +1,4 @@
-"""Give back messages that were not accepted, so that they are claimed again after a wait, or become dead; with alerts."""
+"""Return unaccepted messages to the queue, so that they are claimed again after a wait, or become dead; with alerts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Splitter(msgspec.Struct, frozen=True):
 
     def return_prepared(self, batch: PreparedBatch, gone: Unaccepted) -> None:
         """
-        Give back a decided batch of one message, whose half message no longer exists.
+        Release a decided batch of one message, whose half message no longer exists.
 
         The batch is released, or marked dead if nothing proves whether the message was published.
         """

@@ -40,7 +40,7 @@ class ConnectionErrors:
             self._last = error
 
     def forget(self) -> None:
-        """Forget all errors so far."""
+        """Forget all earlier errors."""
         self._last = None
         self._is_cut_off = False
 

@@ -89,7 +89,7 @@ def read_marker(options: KafkaOptions, name: str, topic: str, lane: int, *, is_f
     """
     topic_partition = TopicPartition(topic, lane)
     try:
-        # In a fenced lane, the end counts uncommitted records, so that a transaction that stays open is noticed (StillOpen).
+        # The end of a fenced lane counts uncommitted records, so that a transaction that stays open is noticed (StillOpen).
         end = read_end(options, name, topic_partition, committed=not is_fenced)
         for start in (end - TAIL, 0):
             if records := list(read_records(options, name, topic_partition, start, end)):

@@ -22,7 +22,7 @@ class HalfRecord(msgspec.Struct):
         place: the number of half messages that were stored before it.
         due_at: the time of the next check-back.
         ended: None while it is hidden and undecided.
-        asked: the number of check-backs so far.
+        asked: the number of check-backs until now.
     """
 
     id: str
@@ -83,7 +83,7 @@ class Store:
         self.groups: dict[str, MemoryGroup] = {}
         self.faults: list[Fault] = []  # planned by a test, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        # By source and number of a lane: the epoch, which counts how often it was opened, and the marker of its last transaction.
+        # (source, lane) -> epoch, which counts how often the lane was opened, and -> marker of its last transaction.
         self.lane_epochs: Counter[tuple[str, int]] = Counter()
         self.markers: dict[tuple[str, int], str] = {}
 

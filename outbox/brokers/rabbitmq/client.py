@@ -100,7 +100,7 @@ class RabbitMQConnection:
                 os.read(self._wake_reader, 4096)
 
     def wake(self) -> None:
-        """Have a current `wait` call `is_done` again. Any thread may call this."""
+        """Make a current `wait` call `is_done` again. Any thread may call this."""
         with suppress(BlockingIOError):  # the pipe is full, so a wait is woken anyway
             os.write(self._wake_writer, b"w")
 

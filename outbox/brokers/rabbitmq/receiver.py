@@ -146,7 +146,7 @@ class RabbitMQReceiver:
         self._connection.wake()
 
     def forget_declarations(self) -> None:
-        """Have all queues declared again before they are read the next time."""
+        """Declare all queues again before they are read the next time."""
         with self._connection.lock:
             self._declared.clear()
 
@@ -298,7 +298,7 @@ class RabbitMQReceiver:
         subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
 
     def _on_cancel(self, subscription: Subscription) -> None:
-        """Have a deleted queue declared and subscribed to again."""
+        """Declare a deleted queue and subscribe to it again."""
         self._declared.pop(subscription.group_topic, None)
         self._has_subscription_ended = True
 

@@ -257,8 +257,7 @@ def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: 
     def audit_ids() -> list[Breach]:
         return [breach for check in ID_AUDITS for breach in check(spark, config, recent)]
 
-    # In two threads, so that the cores work on one while the driver plans the other, waits for its last task, or reads its
-    # results.
+    # Two threads, so that the cores work on one while the driver plans the other, waits for its last task, or reads its results.
     with steps("comparing the stages"), ThreadPoolExecutor(2) as pool:
         numbers, ids = pool.submit(audit_numbers), pool.submit(audit_ids)
     report = numbers.result()
