@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 def of_app(app: str) -> str:
     """Return the sentence on where an app's section of a page applies."""
-    return f'Where the settings have `INSTALLED_APPS += ["{app}"]`.'
+    return f'Requires `INSTALLED_APPS += ["{app}"]`.'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
