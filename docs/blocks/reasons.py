@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, str]] = {
         "batch_size": "Bodies are large, or handlers so slow that a whole receive outlasts INVISIBLE.",
         "invisible": "Handlers take longer than a minute.",
         "wait": "A consumer is to ask its server less often.",
-        "most_deferred": "A group that can handle nothing would move its broker's backlog into its database.",
+        "max_deferred": "A group that can handle nothing would move its broker's backlog into its database.",
         "dead_for": "Bodies of dead letters would be kept for ever.",
         "settle": "A broker regularly delivers later than a minute, and gaps are reported that close again.",
         "task_time": "Celery's own time limit for tasks is shorter.",

@@ -110,7 +110,7 @@ class Controls:
             self._store.changed.notify_all()
 
     def give_up(self, group: str, message: Outgoing, reason: str) -> None:
-        """Make a message a dead letter of a group, as a server does after too many deliveries: only `receive_dead_letters` returns it."""
+        """Move a message to a group's dead-letter queue, as a server does after too many deliveries."""
         with self._store.changed:
             known_group = receiver.join(self._store, group, [message.topic], at_end=False)
             receiver.read_new(self._store, known_group, message.topic)
