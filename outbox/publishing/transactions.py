@@ -132,10 +132,8 @@ def _stored_key(model: type[Model], key: object, using: str) -> object:
         return str.__str__(value)
     if (type(value), kind) == (UUID, "uuid") or (type(value) is int and kind in ("smallint", "integer", "bigint")):
         return value
-    with (
-        atomic_block(using),
-        connection.cursor() as cursor,
-    ):  # a savepoint, since PostgreSQL may reject what a person typed
+    # The savepoint is there because PostgreSQL may reject a key that a person typed.
+    with atomic_block(using), connection.cursor() as cursor:
         cursor.execute(f"SELECT {key_text(f'CAST(%s AS {kind})', kind)}", [value])
         return cursor.fetchone()[0]
 

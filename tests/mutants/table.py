@@ -31,11 +31,12 @@ class Mutant:
 
 RELAY, CONSUMING = "tests/outbox/relay", "tests/outbox/consuming"
 TRANSACTIONS = (f"{RELAY}/test_transactions.py",)
-KAFKA_IN_USE = ("-m", "kafka", "tests/outbox/brokers/kafka/test_receiver.py", "-k", "TestInUse")
 STEPS, CLAIM, SPLIT = "outbox/batches/steps.py", "outbox/batches/claim.py", "outbox/batches/split.py"
 RESOLVE = "outbox/check_backs/resolve.py"
 HANDLE, HANDLER, INBOX = "outbox/consuming/handle.py", "outbox/consuming/handler.py", "outbox/consuming/inbox.py"
 DEFERRED, WORKER, LEASES = "outbox/consuming/deferred.py", "outbox/consuming/worker.py", "outbox/consuming/lease_thread.py"
+KAFKA_RECEIVER = "outbox/brokers/kafka/receiver.py"
+TEST_KAFKA_RECEIVER = ("-m", "kafka", "tests/outbox/brokers/kafka/test_receiver.py")
 TEST_DEFERRED = (f"{CONSUMING}/test_deferred.py",)
 
 MUTANTS: dict[str, Mutant] = {
@@ -484,28 +485,28 @@ MUTANTS: dict[str, Mutant] = {
         "outbox/brokers/kafka/partition.py",
         "end = min(self.committed_bound, (self.committed or 0) + limit)",
         "end = (self.committed or 0) + limit",
-        KAFKA_IN_USE,
+        (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "kafka-killed-member": Mutant(
         "What a member that was killed may have been handed counts as delivered before",
         "outbox/brokers/kafka/receiver.py",
         "partition.handed_out_before = max(partition.handed_out_before, note.handed_out_before)",
         "pass",
-        KAFKA_IN_USE,
+        (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "kafka-inherited": Mutant(
         "What was handed out before is noted on, until it is acknowledged",
         "outbox/brokers/kafka/partition.py",
         "bound = max(self.handed_out_before, first + limit if self.is_in_use else 0)",
         "bound = first + limit if self.is_in_use else 0",
-        KAFKA_IN_USE,
+        (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "kafka-idle": Mutant(
         "A partition that is idle is no longer in use",
         "outbox/brokers/kafka/receiver.py",
         "partition.is_in_use, partition.handed_out_before = False, 0",
         "pass",
-        KAFKA_IN_USE,
+        (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "runs": Mutant(
         "Only adjacent positions leave a batch together",
@@ -730,5 +731,82 @@ MUTANTS: dict[str, Mutant] = {
         "if not finding.is_silenced() and not",
         "if not",
         ("tests/outbox/monitoring/test_attention.py", "-k", "silenced"),
+    ),
+    "kafka-clock": Mutant(
+        "A relay's wrong clock is an outage, and makes no message dead",
+        "outbox/brokers/kafka/errors.py",
+        "    KafkaError.INVALID_TIMESTAMP,  # of the send, so a later send may succeed\n",
+        "",
+        ("-m", "kafka or not kafka", "tests/outbox/brokers/kafka/test_errors.py"),
+    ),
+    "kafka-topic-id": Mutant(
+        "A topic that was deleted and created again is read from its start",
+        KAFKA_RECEIVER,
+        'if current and partition.topic_id not in ("", current):',
+        "if False:",
+        (*TEST_KAFKA_RECEIVER, "-k", "read_from_their_start"),
+    ),
+    "kafka-known-group": Mutant(
+        "A group whose offsets Kafka has deleted is not a new one",
+        KAFKA_RECEIVER,
+        " and topic not in self.known_topics:",
+        ":",
+        (*TEST_KAFKA_RECEIVER, "-k", "offsets_were_deleted"),
+    ),
+    "kafka-unfinished": Mutant(
+        "A transaction of another producer that stays open is named",
+        KAFKA_RECEIVER,
+        "if known == offset and now - since >= UNFINISHED_SECONDS:",
+        "if False:",
+        (*TEST_KAFKA_RECEIVER, "-k", "stays_open_are_named"),
+    ),
+    "rabbitmq-bindings": Mutant(
+        "RabbitMQ is asked before each send for the queues of all known groups",
+        "outbox/brokers/rabbitmq/broker.py",
+        "            for topic in topics - failed.keys()\n",
+        "            for topic in ()\n",
+        ("tests/outbox/brokers/rabbitmq/test_queues.py", "-k", "declared"),
+    ),
+    "tenants": Mutant(
+        "Routers are asked in a thread that has set no tenant",
+        "outbox/database/connections.py",
+        "answers = pool.map(",
+        "answers = map(",
+        ("tests/outbox/checks/test_consumers.py", "-k", "tenants"),
+    ),
+    "stored-key": Mutant(
+        "A message names a row by its key as PostgreSQL writes it",
+        "outbox/publishing/transactions.py",
+        "    if isinstance(key, tuple) or field is None:\n        return key\n",
+        "    return key\n",
+        ("tests/outbox/pipeline/test_keys_of_rows.py",),
+    ),
+    "lazy-row": Mutant(
+        "A message may be about a lazy object, such as request.user",
+        "outbox/publishing/transactions.py",
+        "describe_key(row._meta.model, row.pk, using)",
+        "describe_key(type(row), row.pk, using)",
+        ("tests/outbox/pipeline/test_keys_of_rows.py",),
+    ),
+    "probe-reply": Mutant(
+        "The doctor believes only a signed reply of the check-back endpoint",
+        "outbox/check_backs/ask.py",
+        'signer.verify(PROBE_REPLY, {**headers, "webhook-signature": reply["signature"]}, json_parse=False)',
+        "pass",
+        ("tests/outbox/monitoring/doctor/test_endpoint.py",),
+    ),
+    "no-source": Mutant(
+        "Nothing is sent by an outbox whose id is gone",
+        "outbox/database/identity.py",
+        "if not (identity := read_identity(connection)).source:",
+        "if (identity := read_identity(connection)) is None:",
+        ("tests/outbox/test_emptied_tables.py",),
+    ),
+    "search-path": Mutant(
+        "No message is written to a schema that no relay reads",
+        "outbox/topics.py",
+        "    _require_visible_schema(using)\n    require_own_tables",
+        "    require_own_tables",
+        ("tests/outbox/test_several_databases.py",),
     ),
 }

@@ -33,6 +33,13 @@ class TestEndpoint:
         assert level == "error"
         assert text.endswith("answered 401 Unauthorized")
 
+    def test_is_named_when_another_program_answers(self, asked, monkeypatch):
+        monkeypatch.setattr("outbox.api.views.answer_probe", lambda *_: {"signature": "v1,bm90IG91cnM="})
+
+        ((level, _),) = asked()
+
+        assert level == "error"
+
     def test_is_named_when_it_is_elsewhere(self, asked):
         ((level, text),) = asked("/nowhere/")
 
