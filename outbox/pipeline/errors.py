@@ -6,9 +6,7 @@ from outbox.errors import OutboxError
 
 
 class ArchiveFailed(OutboxError):
-    """
-    Raised when the archive job failed. Days that it had committed stay committed, and the next run continues with the others.
-    """
+    """Raised when the archive job failed. Committed days stay committed, and the next run continues with the others."""
 
 
 class ArchiveRunning(ArchiveFailed):

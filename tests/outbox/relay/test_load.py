@@ -28,11 +28,11 @@ def load(*batches: ClaimedBatch, slice_bytes: int = 1000):
 
 def places(found) -> list[list[tuple[int, int]]]:
     """Return the batch and the position of each message, slice by slice."""
-    return [[(part.batch.id, position) for part in parts for _, position, *_ in part.rows] for parts in found]
+    return [[(batch.id, position) for batch, rows in parts for _, position, *_ in rows] for parts in found]
 
 
 def bodies(found) -> list[list[bytes]]:
-    return [[row[-1] for part in parts for row in part.rows] for parts in found]
+    return [[body for _, rows in parts for *_, body in rows] for parts in found]
 
 
 class TestSlices:
@@ -43,7 +43,7 @@ class TestSlices:
         found = load(first, second)
 
         assert places(found) == [[(first.id, 1), (first.id, 2), (second.id, 1)]]
-        assert found[0][0].rows[0] == (first.id, 1, "k", '{"a": "1"}', "shop.order:1", messages[1].body)
+        assert found[0][0][1][0] == (first.id, 1, "k", '{"a": "1"}', "shop.order:1", messages[1].body)
 
     def test_give_the_body_as_it_was_published(self):
         message = MessageRowFactory(body=bytes(range(256)))
@@ -90,9 +90,9 @@ class TestSlices:
     def test_say_which_rows_are_gone(self):
         messages = [MessageRowFactory(), MessageRowFactory.build(id=message_id(), topic=None, topic_id=1), MessageRowFactory()]
 
-        ((part,),) = load(batch_of(messages))
+        (((_, rows),),) = load(batch_of(messages))
 
-        assert [(position, headers is None) for _, position, _, headers, *_ in part.rows] == [(1, False), (2, True), (3, False)]
+        assert [(position, headers is None) for _, position, _, headers, *_ in rows] == [(1, False), (2, True), (3, False)]
 
     @pytest.mark.parametrize("gone", [0, 1, 2])
     def test_leave_out_a_batch_whose_row_is_gone(self, gone):

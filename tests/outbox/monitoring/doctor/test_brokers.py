@@ -59,7 +59,7 @@ class TestBrokers:
         ((level, text), *_) = about(check_brokers, BROKER)
 
         assert level == "warning"
-        assert text.startswith("has messages that database 'default' does not know as sent: it was restored,")
+        assert text.startswith("has messages that database 'default' does not know as sent: the database was restored,")
         assert "Of its 2 unsent messages, relays send those again" in text
         assert relay.is_lane_open(3)
 
