@@ -60,7 +60,7 @@ class TestBrokers:
 
         assert level == "warning"
         assert text.startswith("has messages that database 'default' does not know as sent: the database was restored,")
-        assert "Of its 2 unsent messages, relays send those again" in text
+        assert "Of its 2 unsent messages, relays will send again those" in text
         assert relay.is_lane_open(3)
 
     def test_are_left_alone_when_nothing_goes_to_them(self, about, settings):
