@@ -30,9 +30,12 @@ class Command(JobCommand):
 
     def handle(self, **options: Any) -> None:
         try:
-            configs = {alias: _config(alias, options) for alias in databases(options["database"])}
+            aliases = databases(options["database"])
+            if options["write_config"] and len(aliases) > 1:
+                raise unable(f"A file is for one database. Name it with --database. Choices are: {', '.join(aliases)}.")
+            configs = {alias: _config(alias, options) for alias in aliases}
             if options["write_config"]:
-                write_privately(options["write_config"], "\n".join(config.to_json() for config in configs.values()))
+                write_privately(options["write_config"], configs.popitem()[1].to_json())
                 return
             done = {alias: archive(config, log=self.log) for alias, config in configs.items()}
         except (OutboxError, psycopg.Error, OSError) as error:

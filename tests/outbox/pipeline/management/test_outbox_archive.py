@@ -82,3 +82,11 @@ class TestTheCommand:
         assert config["lake"] == str(with_archive / "default")
         assert config["pipeline"]["master"] == "spark://there:7077"
         assert config["before"] == str((datetime.now(UTC) - timedelta(days=7)).date())
+
+    def test_writes_what_a_cluster_needs_for_one_database_at_a_time(self, ids, with_archive, tmp_path):
+        file = tmp_path / "archive.json"
+
+        with pytest.raises(CommandError, match=r"Name it with --database\. Choices are: default, other\.") as failed:
+            told("--write-config", str(file), "--database", "other")
+
+        assert (failed.value.returncode, file.exists()) == (2, False)
