@@ -120,7 +120,7 @@ explore: $(VENV)/.dev ## run seeded schedules of relays, consumers, publishers, 
 mutants: $(VENV)/.dev $(VENV)/.kafka ## take rules out of a copy, one at a time: a test of each has to fail (ARGS="--some 5", or names)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-# About two hours; needs Java, Maven, rabbitmq-server and redis-server.
+# About four hours; needs Java, Maven, rabbitmq-server and redis-server.
 report: $(VENV)/.dev $(VENV)/.kafka $(VENV)/.rocketmq ## attack the outbox on each broker for SECONDS (300) each, and write docs/report.md
 	@$(BIN)/python -m tests.report --seconds $(or $(SECONDS),300) $(ARGS)
 

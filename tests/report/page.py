@@ -13,7 +13,7 @@ HEAD = """# Report
 
 After this page you know what was done to the outbox on each broker, and what was lost, made up or doubled by it.
 Every count is made without the framework's own counters: from tables that the publishers' transactions and the handlers wrote,
-and by the brokers' own clients. `make report` repeats all runs, which takes about two hours; `docs/report.json` has
+and by the brokers' own clients. `make report` repeats all runs, which takes about four hours; `docs/report.json` has
 what this page is written from."""
 
 PROMISES = """## What was promised
