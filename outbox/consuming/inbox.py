@@ -1,9 +1,10 @@
 """
 The inbox: a row for each message that a group has handled, so that the group handles it once.
 
-To claim a delivery is to insert its row, as the first statement of the handler's transaction, which also takes an advisory lock
-until the transaction ends. If the message is delivered a second time meanwhile, that delivery finds the lock taken; it does not
-wait, and is deferred. The transaction of a frozen process is ended by the server's timeout for idle transactions.
+A delivery is *claimed* at the beginning of the handler's transaction: one statement takes an advisory lock on the idempotency
+key, which is held until the transaction ends, and inserts the inbox row. If the message is delivered again meanwhile, the later
+delivery finds the lock taken; it does not wait for the lock, but is deferred. If a process freezes, the server's timeout for idle
+transactions ends its transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from outbox.consuming.register import Consumer
 from outbox.database.locks import Lock
 from outbox.message import Header
 
-IDLE_SHARE = 0.75  # the timeout for idle transactions, as a fraction of INVISIBLE; the lease thread sends a statement each 0.25
+IDLE_SHARE = 0.75  # the timeout for idle transactions / INVISIBLE; the lease thread sends a statement every quarter of INVISIBLE
 
 _LOCK = f"pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %({{}})s::text))"
 _IN_TABLE = "EXISTS (SELECT FROM {} WHERE consumer_group = %(group)s::text AND message_id = %(message_id)s::uuid)"
@@ -34,11 +35,12 @@ _IS_DEFERRED, _IS_ENDED = _IN_TABLE.format("outbox_deferred"), _IN_TABLE.format(
 
 def _claim_statement(*, is_next: str = "true", is_known: str = "false") -> str:
     """
-    Return the statement that inserts an inbox row.
+    Return the statement that claims a delivery. Both arguments are SQL conditions.
 
-    The row is not inserted if the group has handled the idempotency key, or another process handles it now; if the message is not
-    the next one of its order key (`is_next`); or if the group knows the message (`is_known`). The statement also sets the
-    transaction's timeout for idle time to `idle`, unless the database has a setting for that.
+    The inbox row is inserted unless another process is handling a message with the same idempotency key, or the inbox has a row
+    with that key; unless `is_next` is false: an earlier message of the order key is deferred or being handled; and unless
+    `is_known` is true: a table has a row with this message's id. The statement also limits the transaction's idle time to the
+    parameter `idle`, unless that is NULL or a limit is set already.
     """
     return f"""
 WITH l AS MATERIALIZED (
@@ -60,17 +62,18 @@ SELECT is_known, is_locked, is_next, EXISTS (SELECT FROM i) FROM l
 _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text))
             AND NOT EXISTS (SELECT FROM outbox_deferred WHERE order_key = %(order)s::text AND dead_at IS NULL))"""
 
-# Unordered topics do not check `is_known`: a message that may be deferred was delivered before, and is not claimed.
+# CLAIM does not search outbox_deferred: redelivered messages are not claimed. If the publisher has sent a second copy, and the
+# copy is handled, then housekeeping deletes the deferred row.
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# The `idempotency_key` of a handler does not find the inbox row of a discarded message, which was written with the message's id
-# as its key. So the message is also looked for by its id, after LOCK_MESSAGE has taken a lock on the id.
+# For handlers that define the idempotency key. The inbox row of a discarded message has the message's id as its key, so a row
+# with the handler's key does not conflict with it. So LOCK_MESSAGE first locks the id, and then both tables are searched for it.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
-CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
-CLAIM_OWN_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
+CLAIM_BY_HANDLER_KEY = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
+CLAIM_BY_HANDLER_KEY_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 
-# The same for many messages of unordered topics.
+# Claim several deliveries from unordered topics, as CLAIM does for one.
 CLAIM_MANY = f"""
 WITH l AS MATERIALIZED (
     SELECT g.*, pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || key)) AS is_locked
@@ -90,8 +93,9 @@ SELECT is_locked, i.message_id IS NOT NULL
 FROM t, l LEFT JOIN i ON i.idempotency_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
-# Record that the number of a message has arrived, too, if another message with the same idempotency key was handled.
-ARRIVED_TOO = """
+# Insert an inbox row for a message that is dropped, with its id as key, unless it has one, so that its number does not look lost.
+# It has none if it is dropped because another message with the same key was handled.
+RECORD_ARRIVAL = """
 INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number)
 SELECT %(group)s, %(message_id)s::text, %(message_id)s, %(source)s, %(topic)s, %(lane)s::smallint, %(number)s::bigint
 WHERE NOT EXISTS (
@@ -106,9 +110,9 @@ class Claim(enum.Enum):
     """The result of claiming a delivery."""
 
     CLAIMED = enum.auto()  # the handler has to be called
-    KNOWN = enum.auto()  # the group has ended or deferred it
-    BUSY = enum.auto()  # another process handles it, or its idempotency key, now
-    BEHIND = enum.auto()  # an earlier message of its key is deferred, or being handled
+    KNOWN = enum.auto()  # the group has ended or deferred the message, or has handled another one with its idempotency key
+    BUSY = enum.auto()  # another process is handling the message, or another one with its idempotency key
+    BEHIND = enum.auto()  # an earlier message of its order key is deferred, or is being handled
 
 
 class InboxEntry(msgspec.Struct, frozen=True):
@@ -117,8 +121,8 @@ class InboxEntry(msgspec.Struct, frozen=True):
 
     Args:
         key: the idempotency key, by which duplicates are found: the value of the handler's `idempotency_key`, or `message_key`.
-        message_key: the idempotency key that identifies the message itself.
-        order_key: identifies the message's key on an ordered topic; None if nothing orders the message.
+        message_key: identifies the message itself: the result of `idempotency_key_of`, which is the id of an outbox's message.
+        order_key: the result of `order_key_of`, which identifies group, topic and key; None on topics without order.
     """
 
     arrival: DeliveryInfo
@@ -140,21 +144,21 @@ def claim(entry: InboxEntry, using: str) -> Claim:
     """
     Insert the inbox row in the caller's transaction, and limit the idle time of that transaction to less than `INVISIBLE`.
 
-    So if this process freezes, the transaction has ended before the message is delivered again. The transaction around a test is
-    not limited.
+    So if this process freezes, its transaction ends before the message is delivered again. There is no limit if the transaction
+    is nested in another one, such as the one around a test.
     """
     values = {**asdict(entry.arrival), "key": entry.key, "order": entry.order_key, "idle": idle_limit(using)}
     if entry.key == entry.message_key:
         statement = CLAIM if entry.order_key is None else CLAIM_IN_ORDER
     else:
-        statement = CLAIM_OWN if entry.order_key is None else CLAIM_OWN_IN_ORDER
+        statement = CLAIM_BY_HANDLER_KEY if entry.order_key is None else CLAIM_BY_HANDLER_KEY_IN_ORDER
         with database.bound_cursor(using) as cursor:
             cursor.execute(LOCK_MESSAGE, {"group": entry.arrival.group, "message_key": entry.message_key})
             if not cursor.fetchone()[0]:
                 return Claim.BUSY
-    kept = database.kept_cursor(using, statement)
-    kept.execute(statement, values)
-    is_known, is_locked, is_next, is_new = kept.cursor.fetchone()  # no error can occur here, so Django need not translate it
+    cached = database.kept_cursor(using, statement)
+    cached.execute(statement, values)
+    is_known, is_locked, is_next, is_new = cached.cursor.fetchone()  # psycopg's cursor, without the overhead of Django's wrapper
     if is_known:
         return Claim.KNOWN
     if not is_locked:
@@ -165,7 +169,7 @@ def claim(entry: InboxEntry, using: str) -> Claim:
 
 
 def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
-    """Insert inbox rows as `claim` does, in one statement. Of several entries with one key, only one can be CLAIMED."""
+    """Claim deliveries as `claim` does, in one statement. Of several entries with the same key, at most one becomes CLAIMED."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
     with database.bound_cursor(using) as cursor:
@@ -173,23 +177,23 @@ def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
         rows = cursor.fetchall()
     claims, seen = [], set()
     for entry, (is_locked, is_new) in zip(entries, rows, strict=True):
-        name = (entry.key, entry.arrival.message_id)  # the statement joins the new rows by both
-        is_copy = name in seen
-        seen.add(name)
+        identity = (entry.key, entry.arrival.message_id)  # CLAIM_MANY joins the new rows by both, so copies seem new, too
+        is_copy = identity in seen
+        seen.add(identity)
         claims.append(Claim.BUSY if not is_locked else Claim.CLAIMED if is_new and not is_copy else Claim.KNOWN)
     return claims
 
 
 def idle_limit(using: str) -> str | None:
-    """Return the timeout for idle transactions in milliseconds, as a text; None in the transaction of a test."""
+    """Return the timeout for idle transactions as a string of milliseconds; None in a nested transaction, as in a test."""
     if len(connections[using].atomic_blocks) > 1:
         return None
     return str(int(max(1, conf.settings().consumer.invisible * IDLE_SHARE // timedelta(milliseconds=1))))
 
 
 def drop(entry: InboxEntry, using: str) -> None:
-    """Record that a delivery was dropped, because the group knows the message, or another one with its idempotency key."""
+    """Record that a delivery is dropped: the group knows the message, or has handled another one with its idempotency key."""
     record_duplicate(entry.arrival, using)
     if entry.key != entry.message_key:
         with connections[using].cursor() as cursor:
-            cursor.execute(ARRIVED_TOO, {**asdict(entry.arrival), "key": entry.key})
+            cursor.execute(RECORD_ARRIVAL, {**asdict(entry.arrival), "key": entry.key})

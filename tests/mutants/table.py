@@ -406,8 +406,8 @@ MUTANTS: dict[str, Mutant] = {
     "own-key": Mutant(
         "With a key of the handler's own, a message is looked for by its id, too",
         INBOX,
-        'CLAIM_OWN = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")',
-        "CLAIM_OWN = _claim_statement()",
+        'CLAIM_BY_HANDLER_KEY = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")',
+        "CLAIM_BY_HANDLER_KEY = _claim_statement()",
         TEST_DEFERRED,
     ),
     "next": Mutant(
