@@ -1,8 +1,8 @@
 """
-What operators do with deferred messages: replay, retry now, hold, discard. Source: docs/explanation/deliveries.md.
+What operators do with deferred messages (*acts*): replay, retry now, hold, discard. Source: docs/explanation/deliveries.md.
 
-An act is carried out in portions. Each portion is one transaction, which also writes its rows of `outbox_operator_act`. Locked
-rows are skipped, since they belong to a run or to the act of another operator.
+An act is carried out in portions of at most 500 messages. Each portion is one transaction, which also records the act in
+`outbox_operator_act`. Locked rows are skipped: a run or another operator has locked them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from outbox.database import guarded
 from outbox.database.locks import Lock
 from outbox.models import Act, Deferred, Inbox, OperatorAct, Process
 
-PORTION = 500  # messages in one transaction; each discarded message holds an advisory lock until its end
+PORTION = 500  # messages in one transaction, which holds an advisory lock for each message that it discards
 
 
 class DeferredState(enum.StrEnum):
     """
     The states of deferred messages.
 
-    A message has exactly one of the states due, waiting, asleep, held and dead. It may also be running, or in doubt, or both.
+    A message has one of the states due, waiting, asleep, held and dead. Unless it is dead, it may also be running or in doubt.
     """
 
     DUE = "due"
@@ -39,7 +39,7 @@ class DeferredState(enum.StrEnum):
     ASLEEP = "asleep"  # until the earlier messages of its key have ended
     RUNNING = "running"
     HELD = "held"  # by an operator
-    IN_DOUBT = "in doubt"  # a run has begun, and its end is not recorded
+    IN_DOUBT = "in doubt"  # it may have killed a process: the end of a run is not recorded, or the message was redelivered
     DEAD = "dead"
 
 
@@ -58,7 +58,7 @@ STATES: dict[DeferredState, Q] = {
     DeferredState.DEAD: Q(dead_at__isnull=False),
 }
 
-# Which messages an act applies to, and the columns that it changes; a discard deletes the rows instead.
+# APPLIES: the messages that an act can be carried out on. CHANGES: the columns that it sets; a discard deletes the rows instead.
 APPLIES: dict[Act, Q] = {
     Act.REPLAYED: STATES[DeferredState.DEAD],
     Act.RETRIED_NOW: Q(dead_at=None) & (Q(due_at__gt=Now()) | Q(no_code_since__isnull=False)),
@@ -72,24 +72,24 @@ CHANGES: dict[Act, dict[str, Any]] = {
     Act.HELD: {"due_at": HELD},
 }
 
-# Lock messages until the end of the transaction, and return those that no handler of their group handles now.
+# Lock the keys of messages until the end of the transaction; return the messages that no process of their group is handling.
 LOCK_FREE = f"""
 SELECT id FROM unnest(%s::bigint[], %s::text[], %s::text[]) AS chosen (id, consumer_group, idempotency_key)
 WHERE pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(consumer_group || ' ' || idempotency_key))
 """
 
-# Wake the first message of each key.
+# Make the first deferred message of each order key due, if it is asleep: the message that it waited for may have ended.
 WAKE = """
 UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE due_at IS NULL AND dead_at IS NULL AND id IN (
     SELECT first.id FROM unnest(%s::text[]) AS key (order_key), LATERAL (
         SELECT id FROM outbox_deferred d WHERE d.order_key = key.order_key AND dead_at IS NULL ORDER BY id LIMIT 1) first)
 """
 
-UNUSED_COLUMNS = ("headers", "body")
+UNUSED_COLUMNS = ("headers", "body")  # not loaded, since they may be large
 
 
 def deferred_databases() -> list[str]:
-    """Return the databases that may have deferred messages: those of this project's groups, and of the model `Deferred`."""
+    """Return the databases that may have deferred messages: those of this project's groups, and where routers put `Deferred`."""
     home = router.db_for_write(Deferred)
     return sorted({*([home] if database.is_outbox_database(home) else []), *(group.using for group in groups().values())})
 
@@ -106,7 +106,7 @@ def settle(
         rows: messages of one database. Those that the act does not apply to are skipped.
         by: who does it: a user name, or a command and the user who ran it.
         reason: why, in the operator's words.
-        limit: the maximum number of messages; the oldest are taken.
+        limit: the maximum number of messages; the messages that were deferred first are taken.
     """
     ids = list(rows.filter(APPLIES[act]).order_by("id").values_list("id", flat=True)[:limit])
     for start in range(0, len(ids), PORTION):
@@ -141,7 +141,7 @@ def _act_on_portion(using: str, ids: Collection[int], act: Act, by: str, reason:
 
 
 def _move_to_inbox(rows: list[Deferred], using: str) -> list[Deferred]:
-    """Move messages to the inbox, so that late deliveries are duplicates; skip those that are being handled. Return the moved."""
+    """Move messages to the inbox, so that later copies are dropped; skip those that are being handled. Return the moved ones."""
     with connections[using].cursor() as cursor:
         cursor.execute(LOCK_FREE, [[getattr(row, name) for row in rows] for name in ("id", "consumer_group", "idempotency_key")])
         free = {row[0] for row in cursor.fetchall()}
@@ -154,7 +154,7 @@ def _move_to_inbox(rows: list[Deferred], using: str) -> list[Deferred]:
     return done
 
 
-# The states of messages in the groups that know and have not handled them.
+# The states of messages in the groups that have deferred or discarded them, and not handled them.
 READ_GROUP_STATES = """
 SELECT message_id, consumer_group, CASE WHEN dead_at IS NOT NULL THEN 'dead letter' ELSE 'deferred' END, ''
 FROM outbox_deferred WHERE message_id = ANY(%(ids)s)
@@ -170,7 +170,7 @@ GroupState = tuple[str, str, str]
 
 
 def read_group_states(message_ids: Iterable[UUID], using: str) -> Mapping[UUID, list[GroupState]]:
-    """Return the states of messages in the groups of a database that know and have not handled them."""
+    """Return the states of messages in the groups of a database that have deferred or discarded them."""
     states: dict[UUID, list[GroupState]] = {}
     with connections[using].cursor() as cursor:
         cursor.execute(READ_GROUP_STATES, {"ids": list(message_ids)})

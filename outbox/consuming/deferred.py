@@ -1,16 +1,16 @@
 """
-Deferred messages: a group has stored them in its database and has not ended them. The table's statements, and the steps of a run.
+Deferred messages, which a group has stored in its database to handle later: the table's statements, and the steps of a run.
 
 A message that a group could not handle at its first delivery is stored in `outbox_deferred`, and only then acknowledged, so that
 the broker need not deliver it again. A message *has ended* when it has an inbox row: it was handled or discarded. It is *known*
-if it has a row in `outbox_deferred` or in the inbox. A deferred row is deleted only if the inbox has its message, in the same
-transaction or before. So the broker may deliver a message at any time and any number of times, and a message may be acknowledged
-if and only if it is known. Source: docs/explanation/deliveries.md.
+if it has a row in `outbox_deferred` or in the inbox. A deferred row is deleted only in or after the transaction that inserts the
+message's inbox row, so a known message stays known. So a message may be acknowledged if and only if it is known, and the broker
+may deliver it at any time and any number of times. Source: docs/explanation/deliveries.md.
 
-A deferred message is run in two steps. TAKE commits the beginning of the run, so that it is on record if the run kills its
-process. Then one transaction holds the lock of the row, which is the lease, while the handler runs within a savepoint. A failure
-is written under the same lock. `runs` identifies a run: after another process has taken the message, writes that name an older
-run change nothing.
+A deferred message is run in two transactions. The first records the beginning of the run (TAKE), so that the record remains if
+the run kills its process. The second locks the row, and the handler runs within a savepoint of it; this lock is the lease of the
+run. A failure of the handler is written before the lock is released. The column `runs` counts the runs of a message, and each
+write about a run requires its number. So after another process has taken the message, writes about the older run change nothing.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from outbox.logs import storable
 from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
-CRASH_LIMIT = 5  # a message whose run has begun this often, and never ended, is given up
+CRASH_LIMIT = 5  # after this number of runs without a recorded end, the message is not run again, but ends in `NeverEnded`
 
 
 class Reason(enum.StrEnum):
     """Why a message was deferred."""
 
     FAILED = "failed"  # its handler raised, or it cannot be read
-    AGAIN = "again"  # it was delivered before, and may have killed a process
+    AGAIN = "again"  # it was redelivered, and may have killed the process that received it before
     BEHIND = "behind"  # an earlier message of its key is deferred, or is being handled
-    ELSEWHERE = "elsewhere"  # another process handles it
-    NO_HANDLER = "no handler"  # this process has none for it, but another process of the group does, or its type is unknown here
+    ELSEWHERE = "elsewhere"  # another process is handling it, or a message with the same idempotency key
+    NO_HANDLER = "no handler"  # this process has no handler for it, but another live one has; or no module here defines its type
     STOP = "stop"  # the worker was stopped
-    SLOW = "slow"  # it waited behind a slow handler
-    SERVER = "server"  # the broker's server moved it to its dead-letter queue
+    SLOW = "slow"  # it waited while a slow handler ran with an earlier message
+    SERVER = "server"  # the server moved the message to its dead-letter queue
     LOST = "lost"  # it was lost on the way to the group, and an operator sent it again
 
 
 class Deferral(msgspec.Struct, frozen=True):
     """
-    The columns that are written about a message that has not ended.
+    The columns that are written about a message when it is deferred, and at the end of each run that does not end it.
 
     Args:
-        after: the time until the message is due.
+        after: how long after the write the message is due.
         failures: how often its handler has raised an error.
         crashes: how often it may have killed a process.
         is_dead: the message is a dead letter: it is run again only if an operator replays it.
@@ -95,7 +95,7 @@ class Taken(msgspec.Struct, frozen=True):
 
     Args:
         runs: the number of this run; writes about the run must match it.
-        crashes: the number of earlier runs that have begun, and whose end is not recorded.
+        crashes: the number of earlier runs whose end is not recorded, and of redeliveries that may have killed a process.
     """
 
     delivery: Delivery
@@ -115,14 +115,14 @@ class Taken(msgspec.Struct, frozen=True):
 
 SETTINGS = ("SET LOCAL transaction_isolation = 'read committed'", "SET LOCAL lock_timeout = '1s'")
 
-# Rows of an order key that are not dead are messages that have to be handled first.
+# No other message of the order key is deferred (`more`: before this one). Dead letters do not count: they hold no message back.
 _IS_FIRST_OF_KEY = "NOT EXISTS (SELECT FROM outbox_deferred e WHERE e.order_key = {key} AND e.dead_at IS NULL{more})"
 _IS_UNKNOWN = """NOT EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s::text AND i.message_id = g.message_id)
     AND NOT EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s::text AND d.message_id = g.message_id)"""
 
-# Store messages that the group does not know yet, in their order, and record that the others are dropped. A message whose key
-# already has a deferred message is stored asleep (`due_at` NULL). The condition _IS_UNKNOWN on outbox_deferred looks redundant
-# beside ON CONFLICT. But without it, the statement would wait for a run that has deleted the message's row and not committed yet.
+# Store messages that the group does not know yet, in their order, and record that the others are dropped. If a message's order
+# key has a deferred message already, the message is stored asleep (`due_at` NULL). _IS_UNKNOWN also searches outbox_deferred,
+# since ON CONFLICT alone would wait for a run that has deleted the message's row and not committed yet.
 DEFER = f"""
 WITH g AS MATERIALIZED (
     SELECT * FROM unnest(%(message_id)s::uuid[], %(own_id)s::text[], %(idempotency_key)s::text[], %(topic)s::text[],
@@ -150,8 +150,9 @@ WITH g AS MATERIALIZED (
 SELECT message_id FROM stored
 """
 
-# Record the beginning of a run. Of the messages that this process has a handler for and that are the first of their key, the one
-# that has been due for the longest time is run. A condition with `clock_timestamp()`, which is volatile, could not use the index.
+# Record the beginning of a run, which counts as a crash until its end is recorded. Of the messages that this process has a
+# handler for and that are the first of their order key, take the one that has been due for the longest time.
+# `statement_timestamp()`, since a condition with the volatile `clock_timestamp()` could not use the index.
 TAKE = f"""
 WITH due AS MATERIALIZED (
     SELECT d.id FROM outbox_deferred d
@@ -169,9 +170,9 @@ RETURNING d.id, d.runs, d.crashes - 1, d.failures, d.message_id, d.idempotency_k
     d.tag, d.headers, d.delivery_count + d.runs, d.stored_at
 """
 
-# The first statement of a run. The row's lock is the lease, for as long as the transaction lasts. The advisory locks keep the
-# message, and other messages of its key, from being handled elsewhere at the same time. `own`: the value of the handler's
-# `idempotency_key`.
+# The first statement of a run's second transaction, which holds all these locks until it ends. The row's lock is the lease. The
+# advisory locks keep other processes from handling the message, a message with the same idempotency key of the handler (`own`),
+# or another message of its order key. No row is returned if the run is over; false if another process has an advisory lock.
 LEASE = f"""
 WITH r AS MATERIALIZED (
     SELECT FROM outbox_deferred WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL FOR UPDATE SKIP LOCKED
@@ -184,7 +185,7 @@ SELECT pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' |
 FROM r
 """
 
-# Move the message from outbox_deferred to the inbox. If the inbox has it already, only delete the deferred row.
+# Move the message from outbox_deferred to the inbox. If the inbox has a row with its id or its key, only delete the deferred row.
 CLAIM_DEFERRED = """
 WITH d AS (
     DELETE FROM outbox_deferred WHERE id = %(id)s RETURNING 1
@@ -199,6 +200,7 @@ WITH d AS (
 SELECT EXISTS (SELECT FROM i)
 """
 
+# Record the end of a run that did not end its message.
 END = """
 UPDATE outbox_deferred SET failures = %(failures)s, crashes = %(crashes)s, due_at = clock_timestamp() + %(after)s,
     dead_at = CASE WHEN %(is_dead)s THEN clock_timestamp() END,
@@ -207,13 +209,13 @@ UPDATE outbox_deferred SET failures = %(failures)s, crashes = %(crashes)s, due_a
 WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
 """
 
-# Count a run whose handler was not called as no crash.
+# Count a run as no crash, since its handler was not called.
 UNDO_BEGIN = """
 UPDATE outbox_deferred SET crashes = greatest(crashes - 1, 0), due_at = clock_timestamp() + %(after)s
 WHERE id = %(id)s AND runs = %(runs)s AND dead_at IS NULL
 """
 
-# End runs whose end could not be written, because the database was unavailable. They do not count as crashes.
+# Record the end of runs that ended while the database was unavailable. The count of crashes is reset: these runs are no crashes.
 END_LATE = """
 UPDATE outbox_deferred d SET crashes = 0, due_at = clock_timestamp()
 FROM unnest(%(ids)s::bigint[], %(runs)s::int[]) g (id, runs) WHERE d.id = g.id AND d.runs = g.runs AND d.dead_at IS NULL
@@ -225,8 +227,8 @@ UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE due_at IS NULL AND d
     SELECT id FROM outbox_deferred WHERE order_key = %(order)s AND dead_at IS NULL ORDER BY id LIMIT 1)
 """
 
-# Wake each first message of a key that is asleep: the process that ended the message before it died before WAKE_NEXT, or the
-# message was deferred just after that.
+# Wake the first message of each order key if it is asleep. WAKE_NEXT has missed it: the process that ended the earlier message
+# died before that statement, or the message was deferred just after it.
 SWEEP = """
 WITH RECURSIVE head AS (
     (SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key IS NOT NULL
@@ -271,11 +273,11 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
         For each delivery, whether it was stored; False if the group knew it. Either way it may be acknowledged after the commit.
 
     Raises:
-        psycopg.errors.LockNotAvailable: another DEFER of one of the messages took longer than the lock timeout.
+        psycopg.errors.LockNotAvailable: another process was storing one of the messages for longer than the lock timeout.
     """
     rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
-    with psycopg.Cursor(connection) as cursor:  # a cursor of Django would interpolate the bodies into the statement's text
+    with psycopg.Cursor(connection) as cursor:  # the class of Django's cursors would interpolate the bodies into the statement
         stored = {message_id for (message_id,) in cursor.execute(DEFER, {**columns, "group": group})}
     return [row["message_id"] in stored for row in rows]
 
@@ -309,7 +311,7 @@ def own_transaction(using: str) -> Iterator[Connection]:
     with guarded_transaction(using):
         connection = database.raw(using)
         if len(connections[using].atomic_blocks) == 1:  # otherwise this is a savepoint in the transaction around a test
-            for setting in SETTINGS:  # each by itself, since a prepared statement cannot hold two commands
+            for setting in SETTINGS:  # one by one, since a prepared statement cannot contain two commands
                 connection.execute(setting)
         yield connection
 
@@ -320,10 +322,10 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
 
     Args:
         subscriptions: the topics, types and tags that this process has handlers for, from `subscriptions_of`.
-        may_doubt: also consider messages that may have killed a process.
+        may_doubt: also consider messages that may have killed a process (`crashes` above 0).
 
     Returns:
-        The message; None if none is due.
+        The message; None if no message that this process may run is due.
     """
     values = {"group": group, "subscriptions": list(subscriptions), "may_doubt": may_doubt}
     with own_transaction(using) as connection:
@@ -346,56 +348,59 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
     return Taken(delivery, *row[:7])
 
 
-def lease(taken: Taken, own_key: str | None, idle: str | None, using: str) -> bool | None:
+def lease(taken: Taken, handler_key: str | None, idle: str | None, using: str) -> bool | None:
     """
-    Lock the row of a run in the caller's transaction.
+    Lock the row of a run in the caller's transaction, and limit the transaction's idle time to `idle`.
+
+    Args:
+        handler_key: the idempotency key that the handler defines; None if it defines none.
 
     Returns:
-        True if no other process handles the message or its key now, otherwise False. None if this run is over: another process
-        has taken the message, or it has ended.
+        True if no other process is handling the message, or one with the same idempotency key or order key; otherwise False. None
+        if this run is over: another process has taken the message, or the message has ended or is a dead letter.
     """
     values = {
         "id": taken.id,
         "runs": taken.runs,
         "group": taken.delivery.group,
         "idempotency_key": taken.idempotency_key,
-        "own": own_key,
+        "own": handler_key,
     }
     row = database.raw(using).execute(LEASE, {**values, "order": taken.order_key, "idle": idle}).fetchone()
     return None if row is None else bool(row[0])
 
 
 def claim_deferred(taken: Taken, info: DeliveryInfo, key: str, using: str) -> bool:
-    """Move the message to the inbox in the caller's transaction; return False if it was there already."""
+    """Move the message to the inbox in the caller's transaction; return False if the inbox has its id or its key already."""
     row = database.raw(using).execute(CLAIM_DEFERRED, {"id": taken.id, "key": key, **asdict(info)}).fetchone()
     return row is not None and bool(row[0])
 
 
 def end(taken: Taken, deferral: Deferral, using: str) -> bool:
-    """Write the end of a run that did not end its message; return False if another process has taken the message since."""
+    """Write the end of a run that did not end its message; return False, and write nothing, if the run is over already."""
     values = {"id": taken.id, "runs": taken.runs, **asdict(deferral)}
     return database.raw(using).execute(END, values).rowcount > 0
 
 
 def undo_begin(taken: Taken, after: timedelta, using: str) -> None:
-    """Undo the beginning of a run whose handler was not called; the message is due again after a time."""
+    """Record that a run did not call the handler, so it is no crash; the message is due again when `after` is over."""
     database.raw(using).execute(UNDO_BEGIN, {"id": taken.id, "runs": taken.runs, "after": after})
 
 
 def end_late(runs: Sequence[tuple[int, int]], using: str) -> None:
-    """End runs, each the `id` and `runs` of a `Taken`, whose end could not be written before."""
+    """Record the end of runs, each the `id` and `runs` of a `Taken`, that could not be recorded when they ended."""
     with own_transaction(using) as connection:
         connection.execute(END_LATE, {"ids": [id_ for id_, _ in runs], "runs": [run for _, run in runs]})
 
 
 def wake_next(order_key: str, using: str) -> None:
-    """Wake the first deferred message of a key."""
+    """Make the first deferred message of an order key due, if it is asleep."""
     with own_transaction(using) as connection:
         connection.execute(WAKE_NEXT, {"order": order_key})
 
 
 def sweep(using: str) -> None:
-    """Wake the first message of each key, if it is asleep."""
+    """Make the first deferred message of each order key due, if it is asleep."""
     with own_transaction(using) as connection:
         connection.execute(SWEEP)
 
