@@ -1,7 +1,8 @@
 """
-Handle messages at their first delivery, or defer them: all that happens in the database. `worker.py` acknowledges them.
+Handle messages at their first delivery, or defer them. Nothing here calls the broker: `worker.py` acknowledges the messages.
 
-A message that cannot be handled now is deferred: it is stored in the group's database, and run later (`run_deferred.py`).
+A message that cannot be handled now is deferred: it is stored in the group's database, and run later (`run_deferred.py`). The
+result of a delivery is returned; if it is RELEASED, the worker returns the delivery to the broker.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-LOCK_TRIES = 3  # of `deferred.defer`, each of which may wait a second for another process that defers the same message
+LOCK_TRIES = 3  # tries of `deferred.defer`; each may wait a second for another process that is storing the same message
 
 
 def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = None) -> HandlingResult:
     """
-    Handle a message once: inbox row, the handler's writes and the messages it publishes commit together.
+    Handle a message once: the inbox row, the handler's writes and the messages that it publishes are committed together.
 
     If the handler raises an exception, or the message cannot be decoded, the message is deferred, and nothing is raised. A
-    message that was delivered before is deferred, too: it may have killed a process, so the beginning of its next run has to be
-    on record.
+    redelivered message is deferred, too: it may have killed a process, so the beginning of its next run has to be recorded first.
+    Without a `lease_thread`, a temporary one watches the handler.
     """
     if lease_thread is None:
         with closing(LeaseThread()) as own_thread:
@@ -75,7 +76,7 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
 
 
 def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
-    """Handle first deliveries together, in one transaction, for a handler with a batch size; if that fails, each alone."""
+    """Handle first deliveries, for a handler with a batch size, in one transaction; if that fails, handle each of them alone."""
     run = HandlerRun(group, deliveries, lease_thread)
     try:
         run.consumer = find_consumer(group, deliveries[0])
@@ -124,12 +125,12 @@ def defer(
     group: Group, deferrals: Sequence[tuple[Delivery, Deferral]], error: BaseException | None = None
 ) -> list[HandlingResult]:
     """
-    Store deliveries as deferred messages, so that they can be acknowledged. Deliveries that the group knows are dropped.
+    Store messages as deferred messages, so that their deliveries can be acknowledged. Messages that the group knows are dropped.
 
-    If the database is unavailable or refuses to store them, they are released. Never raises an `Exception`.
+    If the database is unavailable or refuses to store them, the results are RELEASED. Never raises an `Exception`.
 
     Args:
-        error: the error that their handler raised, which is recorded as a failed delivery.
+        error: the error because of which they are deferred; it is recorded as a failure of each. None if they were not handled.
     """
     if not deferrals:
         return []
@@ -160,7 +161,7 @@ def failure_outcome(deferral: Deferral) -> str:
 
 
 def report_unrecorded(deliveries: Sequence[Delivery], write_error: Exception) -> list[HandlingResult]:
-    """Log that nothing could be written about deliveries, and return their results."""
+    """Log that nothing could be written about deliveries; return RELEASED for each, with an error if all writes are refused."""
     is_database_error = isinstance(write_error, DatabaseError | psycopg.Error)
     logger.warning(
         "Nothing could be recorded about message %s, so the broker delivers it again: %s",
@@ -174,7 +175,7 @@ def report_unrecorded(deliveries: Sequence[Delivery], write_error: Exception) ->
 
 
 def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, before: Any) -> HandlingResult:
-    """Defer the only delivery of a run that raised an error; release it if the database caused the error."""
+    """Defer the delivery that was handled alone, and raised an error; return RELEASED if the database caused the error."""
     if isinstance(error, InboxRefused):
         return replace(RELEASED, error_to_raise=error)
     if is_outage(error, before):
@@ -189,11 +190,11 @@ def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, befo
 
 
 def _claim_and_handle(run: HandlerRun, consumer: Consumer) -> list[HandlingResult]:
-    """Claim first deliveries and handle them in one transaction; then defer those that could not be claimed."""
+    """Claim first deliveries, and handle the claimed ones in the same transaction; then defer those that others hold back."""
     messages = [read(consumer, delivery) for delivery in run.deliveries]
     entries = [InboxEntry.of(delivery, consumer, message) for message, delivery in zip(messages, run.deliveries, strict=True)]
     failpoint("consumer.before_handler")
-    with guarded_transaction(consumer.using):  # if it returns, the deliveries are acknowledged
+    with guarded_transaction(consumer.using):  # after its commit, the worker acknowledges the claimed deliveries
         run.watch_commit()
         with inbox_statements():
             run.claims = [claim(entries[0], consumer.using)] if len(entries) == 1 else claim_many(entries, consumer.using)
@@ -211,7 +212,7 @@ def _claim_and_handle(run: HandlerRun, consumer: Consumer) -> list[HandlingResul
 
 
 def _results_of(run: HandlerRun) -> list[HandlingResult]:
-    """Defer the messages of a committed run that could not be claimed; return the results of all."""
+    """Defer the messages of a committed run that others hold back; return the results of all its deliveries."""
     results_by_claim = {Claim.CLAIMED: HANDLED, Claim.KNOWN: DUPLICATE}
     reasons = {Claim.BUSY: Reason.ELSEWHERE, Claim.BEHIND: Reason.BEHIND}
     unclaimed = [
@@ -225,9 +226,9 @@ def _results_of(run: HandlerRun) -> list[HandlingResult]:
 
 def _results_in_spite_of(run: HandlerRun, error: BaseException) -> list[HandlingResult]:
     """
-    Return the results of a run that is committed although an error was raised, or that the end of the process interrupted.
+    Return the results of a run that was committed before the error, or that the end of the process interrupted.
 
-    Return an empty list for any other run.
+    The messages of an interrupted run are deferred. Return an empty list for any other run, whose error the caller handles.
     """
     error_to_raise = run.error_at_shutdown(error)
     if run.is_committed:

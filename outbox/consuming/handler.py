@@ -1,4 +1,4 @@
-"""Call a handler inside the transaction of its inbox row, while the lease thread watches it."""
+"""Call a handler in the transaction that also writes its message's inbox row, while the lease thread watches the handler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DURABLE_IS_NESTED = "A durable atomic block cannot be nested"  # the beginning o
 
 
 class HandlerRun(msgspec.Struct):
-    """A run of a handler with one message, or with several at once. The fields are also valid after an exception."""
+    """One call of a handler, with one message or several at once. After an exception, the fields tell what happened before."""
 
     group: Group
     deliveries: Sequence[Delivery]
@@ -44,12 +44,12 @@ class HandlerRun(msgspec.Struct):
     is_committed: bool = False
 
     def watch_commit(self) -> None:
-        """Set `is_committed` when the open transaction is committed."""
-        if len(connections[self.group.using].atomic_blocks) == 1:  # the transaction around a test is never committed
+        """Arrange that `is_committed` is set when the current transaction is committed."""
+        if len(connections[self.group.using].atomic_blocks) == 1:  # otherwise a test's transaction, which is never committed
             transaction.on_commit(lambda: setattr(self, "is_committed", True), using=self.group.using)
 
     def call(self, consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
-        """Call the handler with some of the messages, in the open transaction."""
+        """Call the handler with the claimed messages and their contexts, in the current transaction."""
         connection = connections[consumer.using].connection
         with (
             self.lease_thread.handler_at_work(connection, consumer, self.deliveries[0]),
@@ -59,11 +59,11 @@ class HandlerRun(msgspec.Struct):
         _check_transaction(consumer)
 
     def error_at_shutdown(self, error: BaseException) -> BaseException | None:
-        """Return the error if it was raised because the process ends, otherwise None."""
+        """Return the error if it shuts the process down, and is not an error of the handler; otherwise None."""
         return error if is_shutdown(error, is_requested=self.lease_thread.stop.is_set()) else None
 
     def report_callback(self, error: BaseException) -> None:
-        """Log that a callback after the commit failed."""
+        """Log the error of an `on_commit` callback, which does not change the result."""
         text = "Message %s was handled, but a callback after its commit failed."
         ids = ", ".join(delivery.message_id for delivery in self.deliveries)
         logger.error(text, ids, exc_info=error, extra=fields_of(*self.deliveries))
@@ -71,7 +71,7 @@ class HandlerRun(msgspec.Struct):
 
 @contextmanager
 def inbox_statements() -> Iterator[None]:
-    """Raise `InboxRefused` if the database refuses a statement of the inbox in the block, which no handler has caused."""
+    """Raise `InboxRefused` if the database refuses all writes, in a block with the outbox's own statements and no handler."""
     try:
         yield
     except (DatabaseError, psycopg.Error) as error:
@@ -83,8 +83,8 @@ def inbox_statements() -> Iterator[None]:
 def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> None:
     context = contexts[0]
     correlation_id = context.headers.get(Header.CORRELATION_ID) or context.message_id
-    ids = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # as_key, since they may be long
-    before = current_cause.set(Cause(*map(as_key, ids)) if len(contexts) == 1 else None)
+    ids = context.message_id, correlation_id, context.headers.get(Header.TRACEPARENT, "")  # shortened, since they may be long
+    token = current_cause.set(Cause(*map(as_key, ids)) if len(contexts) == 1 else None)
     try:
         with as_innermost(consumer.using), handler_runs(), awaiting_all():
             result = consumer.handler(messages, contexts) if consumer.batch_size else consumer.handler(messages[0], context)
@@ -98,7 +98,7 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
             "separately, publish another message from the handler.",
         ) from error
     finally:
-        current_cause.reset(before)
+        current_cause.reset(token)
     if inspect.isawaitable(result) or isinstance(result, Iterator | AsyncIterator):
         if inspect.iscoroutine(result):
             result.close()
@@ -109,7 +109,7 @@ def _call(consumer: Consumer, messages: list[Any], contexts: list[Context]) -> N
 
 
 def _check_transaction(consumer: Consumer) -> None:
-    """Raise an error if a commit would silently be a rollback, in Django or in PostgreSQL."""
+    """Raise an error if Django or PostgreSQL would silently roll back the transaction instead of committing it."""
     connection = connections[consumer.using]
     status = connection.connection.pgconn.transaction_status if connection.connection else TransactionStatus.UNKNOWN
     if connection.needs_rollback or status != TransactionStatus.INTRANS:
@@ -130,10 +130,10 @@ def is_outage(error: BaseException, before: Any) -> bool:
     Return whether an outage of the database caused an error, and not the handler.
 
     Args:
-        before: the connection before the run; None if there was none.
+        before: the psycopg connection that Django had before the run; None if it had none.
     """
     if isinstance(error, ClosedByHandler):
         return False
-    if before is None:  # so the connection could not be opened, or failed at its first statement
+    if before is None:  # then an OperationalError means that the connection could not be opened, or was lost
         return isinstance(error, OperationalError | psycopg.OperationalError) and not is_conflict(error)
     return before.closed and any(isinstance(cause, DatabaseError | psycopg.Error | BrokenTransaction) for cause in causes(error))

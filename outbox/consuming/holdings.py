@@ -1,4 +1,4 @@
-"""Collect the running handlers of this process, and the topics that its workers cannot receive, for its heartbeats."""
+"""What a process's heartbeats report about its workers (*holdings*): the running handler, and topics that are not received."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from weakref import WeakValueDictionary
 from outbox.database.heartbeats import Handling
 
 Holdings = tuple[dict[str, str], Handling | None]
-"""Topics that are not received -> why; and the handler that has been running for the longest time."""
+"""A pair: the topics that are not received -> the reason; and the handler that has been running for the longest time, or None."""
 
 
 class _Worker(Protocol):
     def holdings(self) -> Holdings:
-        """Return the worker's state; called from any thread."""
+        """Return the holdings of this worker; may be called from any thread."""
 
 
 _lock = threading.Lock()
-_workers: dict[tuple[str, str], WeakValueDictionary[str, _Worker]] = {}  # broker and group -> by name
+_workers: dict[tuple[str, str], WeakValueDictionary[str, _Worker]] = {}  # (broker alias, group) -> worker's name -> worker
 
 
 def register_worker(alias: str, group: str, name: str, worker: _Worker) -> None:
-    """Register a worker; it is forgotten when it is garbage collected."""
+    """Register a worker until it is garbage collected."""
     with _lock:
         _workers.setdefault((alias, group), WeakValueDictionary())[name] = worker
 

@@ -1,9 +1,9 @@
 """
-The outcome of a delivery, or of a run of a deferred message. After an error, `decide_deferral` decides about the message.
+The outcome of a delivery, or of a run of a deferred message. After an error, `decide_deferral` decides what happens next.
 
-Two numbers count against a message: failures of its handler, and crashes, which are runs that have begun and whose end is not
-recorded. The broker's count of deliveries does not count against it, since deployments, outages and slow handlers of other
-messages also cause deliveries. Source: docs/explanation/deliveries.md.
+Two numbers count against a message: *failures* of its handler, and *crashes*, which are runs that were begun and never ended. The
+broker's number of deliveries does not count, since deployments, outages and slow handlers of other messages also cause
+deliveries; but a message that is deferred at a redelivery begins with one crash. Source: docs/explanation/deliveries.md.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# The retries of messages that this process has no code for, which may be deployed soon: 16 retries at intervals of a minute to
-# two hours, about 9 hours in all.
+# The retries of a message whose type or version this process has no code for. The code may be deployed soon, so there are 16
+# retries at intervals of a minute to two hours, about 9 hours in all.
 RETRY_FOR_CODE = RetryPolicy(limit=16, delays=conf.RETRY_DELAYS[4:])
 
-# The delays after conflicts of transactions, which are not failures of the handler. The last delay is used for all further ones.
+# The delays before retries after a conflict with another transaction, which is no failure of the handler. The last one repeats.
 CONFLICT_DELAYS = tuple(timedelta(seconds=seconds) for seconds in (0.1, 0.5, 1, 5))
 CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected
 
-MAX_DELAY = timedelta(days=365)  # of RetryLater: the date after a longer delay could exceed the range of the database
+MAX_DELAY = timedelta(days=365)  # longest delay after RetryLater; much longer ones would exceed the database's range of dates
 
 
 class Outcome(enum.StrEnum):
-    """The outcome of a delivery. After all but the last one, a worker acknowledges it."""
+    """The outcome of a delivery, or of a run of a deferred message. A worker acknowledges deliveries except RELEASED ones."""
 
     HANDLED = "handled"
     DUPLICATE = "duplicate"  # the group has handled, discarded or deferred the message before
-    IGNORED = "ignored"  # no live process of the group has a handler for it
+    IGNORED = "ignored"  # no live process of the group has a handler for the message
     DEFERRED = "deferred"
     DEAD_LETTER = "dead letter"  # stored, and run again only if an operator replays it
-    RELEASED = "released"  # nothing could be written, since the database is unavailable, so the broker delivers it again
+    RELEASED = "released"  # nothing could be written (database unavailable, or refuses it); it is delivered or run again
 
 
 class HandlingResult(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ class HandlingResult(msgspec.Struct, frozen=True):
     The result of handling a delivery, or of running a deferred message.
 
     Args:
-        order_key: the key of a deferred message on an ordered topic, whose later messages are deferred, too; otherwise None.
-        is_failure: the handler failed.
-        error_to_raise: the exception that the worker has to raise after it has settled the delivery.
+        order_key: the order key of a newly deferred message; the worker defers later messages of this key, too. Otherwise None.
+        is_failure: the message was newly deferred because of an error.
+        error_to_raise: the exception that the worker has to raise after it has settled the delivery; None if there is none.
     """
 
     outcome: Outcome
@@ -74,12 +74,12 @@ def decide_deferral(
     group: Group, consumer: Consumer | None, delivery: Delivery, error: BaseException, *, failures: int = 0, runs: int = 1
 ) -> Deferral:
     """
-    Decide whether a message is retried, and when, or becomes a dead letter after an error.
+    Decide whether a message is retried after an error, and when, or becomes a dead letter.
 
     Args:
         consumer: the message's handler; None if it has none, or the error occurred before its handler was known.
         failures: how often the handler has failed with the message before.
-        runs: how often the message was run, including this time.
+        runs: how often the message was run, including this time; the delay after a conflict depends on it.
     """
     make_deferral = partial(Deferral, failures=failures, error=describe(error), fingerprint=fingerprint(error))
     if isinstance(error, RetryLater):
@@ -95,13 +95,13 @@ def decide_deferral(
         make_deferral = partial(make_deferral, error=text_of(error))
     else:
         make_deferral = partial(make_deferral, failures=failures + 1)
-        is_exit = not isinstance(error, Exception) and Exception in policy.on  # SystemExit is treated like other errors
+        is_exit = not isinstance(error, Exception) and Exception in policy.on  # `on=(Exception,)` also covers SystemExit
         if (is_exit or isinstance(error, policy.on)) and policy.allows(failures + 1):
             return make_deferral(Reason.FAILED, policy.delay(failures + 1))
     handlers = [consumer] if consumer else [other for other in group.consumers.values() if other.topic == delivery.topic]
     if not any(other.is_ordered and other.on_dead == "block" for other in handlers):
         return make_deferral(Reason.FAILED, is_dead=True)
-    crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # one below the limit, so that it is run again
+    crashes = CRASH_LIMIT - 1 if isinstance(error, NeverEnded) else 0  # one below the limit, so that the message is run again
     return make_deferral(Reason.FAILED, policy.delays[-1], crashes=crashes, is_blocking=True)
 
 
@@ -114,9 +114,9 @@ def report_failure(delivery: Delivery, deferral: Deferral, error: BaseException)
     """
     Log a failed delivery, with a traceback if the error is new to this process or the message becomes a dead letter.
 
-    Also send `signals.dead_lettered` if it becomes a dead letter, and `signals.alert` if it blocks its key.
+    Also send `signals.dead_lettered` if the message becomes a dead letter, and `signals.alert` if it blocks its key.
     """
-    is_explained = isinstance(error, RetryLater | Reject)  # the handler has explained it, so no traceback is needed
+    is_explained = isinstance(error, RetryLater | Reject)  # raised by the handler on purpose, so no traceback is needed
     is_traced = not is_explained and (is_new_error(error) or deferral.is_dead)
     logger.log(
         logging.ERROR if deferral.is_dead else logging.WARNING,

@@ -1,7 +1,7 @@
 """
 Set the owners of consumer groups at brokers, so that two projects do not share a group.
 
-The owner of a group is the outbox in the database of its inbox, named by its source id and project.
+The owner of a group is the outbox in the database that has the group's inbox. Brokers store its source id and project.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from outbox.errors import NotMigrated
 
 
 def set_owner(broker: Receives, group: str, using: str, **more: Any) -> None:
-    """Set the owner of a group, the outbox in database `using`, at a broker; `more` arguments go to the broker's `set_owner`."""
+    """Make the outbox in database `using` the owner of a group at a broker; the broker's `set_owner` also gets `more`."""
     broker.set_owner(group, *require_identity(database.raw(using)), **more)
 
 
-# Topics from which a group has received. `number IS NOT NULL`, since only numbered rows are in the index.
+# The topics, of those given, from which a group has received. `number IS NOT NULL` lets the query use the index, which has only
+# numbered rows.
 KNOWN_TOPICS = """
 SELECT topic FROM unnest(%(topics)s::text[]) topic
 WHERE EXISTS (SELECT FROM outbox_inbox i WHERE i.consumer_group = %(group)s AND i.topic = topic.topic AND i.number IS NOT NULL)
@@ -35,18 +36,18 @@ OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND 
 
 
 def set_owner_and_topics(broker: Receives, group: Group) -> None:
-    """Pass a broker a group's owner, and the topics that the group has received before; call this before the first `receive`."""
+    """Tell a broker a group's owner, and from which of its topics it has received; call this before the first `receive`."""
     rows = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
     set_owner(broker, group.name, group.using, known_topics=[topic for (topic,) in rows])
 
 
 def take_over(chosen: Sequence[Group]) -> None:
     """
-    Make this project's databases the owners of groups, instead of the current owners.
+    Make the outboxes of this project the owners of its groups `chosen`, instead of the current owners.
 
     Raises:
         NotMigrated, OtherProject: a database cannot be the inbox of a group. No owner was changed.
-        BrokerUnavailable: a broker did not change the owner of a group. The groups before this one were taken over.
+        BrokerUnavailable: a broker did not change the owner of a group. Earlier groups in `chosen` were taken over.
     """
     for group in chosen:
         database.ensure_fit(group.using, database.raw(group.using))
@@ -57,7 +58,7 @@ def take_over(chosen: Sequence[Group]) -> None:
 
 
 def set_owners(broker: Broker) -> None:
-    """Set the owners of the project's groups at a broker, except groups whose database has no outbox or is unavailable."""
+    """Set the owners of the project's groups at a broker; skip groups whose database has no outbox or is unavailable."""
     databases = database.outbox_databases()
     for group in groups().values():
         if broker.alias in group.brokers and group.using in databases:
