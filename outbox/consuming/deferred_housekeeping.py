@@ -1,8 +1,9 @@
 """
-The housekeeping of deferred messages, once a minute in each database. Locked rows are left to the next time.
+The housekeeping of deferred messages, once a minute in each database. Locked rows are skipped until the next time.
 
-It deletes the rows of messages that the inbox has, too; records since when no live process has a handler for a due message; turns
-such messages into dead letters after `WAIT_FOR_CODE`; and discards dead letters that are older than DEAD_FOR.
+Housekeeping deletes the deferred rows of messages that also have an inbox row; records since when no live process has a handler
+for a due message; turns such messages into dead letters after `WAIT_FOR_CODE`; and discards dead letters that are older than
+OUTBOX["CONSUMER"]["DEAD_FOR"].
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from outbox.models import Act, Deferred
 logger = get_logger(__name__)
 
 HOUSEKEEPING_INTERVAL = 60.0  # seconds
-WAIT_FOR_CODE = timedelta(hours=9)
+WAIT_FOR_CODE = timedelta(hours=9)  # as long as the retries of `outcome.RETRY_FOR_CODE` take
 NO_CODE = "no process of the group has a handler"
 
-# Messages in both tables: a second copy from the publisher was handled, or a process that had lost its lease handled the message.
+# Delete the deferred rows of messages that the inbox has, too: the publisher had sent a second copy, which was handled; or a
+# process that had lost its lease handled the message.
 DELETE_ENDED = """
 DELETE FROM outbox_deferred WHERE id IN (
     SELECT d.id FROM outbox_deferred d
@@ -35,6 +37,7 @@ DELETE FROM outbox_deferred WHERE id IN (
     FOR UPDATE OF d SKIP LOCKED)
 """
 
+# The groups, topics, types and tags of due messages, to look for a process that has a handler for each.
 READ_KINDS = """
 SELECT DISTINCT consumer_group, topic, type, tag FROM outbox_deferred WHERE dead_at IS NULL AND due_at <= clock_timestamp()
 """
@@ -43,7 +46,7 @@ SELECT consumer_group, unnest(subscriptions) FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %s
 """
 
-# Set or clear `no_code_since`: the time since which no live process has a handler for a message.
+# Set `no_code_since`, the time since which no live process has a handler for a message; set it to NULL if one has a handler now.
 UPDATE_NO_CODE_SINCE = """
 UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN clock_timestamp() END WHERE id IN (
     SELECT d.id FROM outbox_deferred d
@@ -53,8 +56,8 @@ UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN 
     FOR UPDATE OF d SKIP LOCKED)
 """
 
-# Turn messages without a handler into dead letters. A message with an order key is included only if the handlers of its group and
-# topic have on_dead="skip". Messages of a group without a live process are not included.
+# Turn messages into dead letters that have had no handler for `wait`, while a process of their group was alive. A message with an
+# order key is included only if all handlers of its group and topic have on_dead="skip".
 MAKE_DEAD = """
 UPDATE outbox_deferred SET dead_at = clock_timestamp(), error = %(error)s, fingerprint = %(error)s WHERE id IN (
     SELECT d.id FROM outbox_deferred d JOIN (

@@ -2,9 +2,9 @@
 Run deferred messages, each in one transaction. See `deferred.py` for the table and its statements.
 
 The lock of the message's row is the lease of the run. The handler runs within a savepoint; if it fails, the savepoint is rolled
-back, and the failure is written under the same lock. If the whole transaction is gone (the connection was lost, the COMMIT was
-refused, or there was a conflict), the end of the run is written in another transaction. It has no effect if another process has
-taken the message since.
+back, and the failure is written before the lock is released. If the whole transaction is lost (the connection was lost, the
+COMMIT was refused, or there was a conflict), the end of the run is written in another transaction. If another process has taken
+the message since, that write has no effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-SOON = timedelta(seconds=1)  # delay of a message that cannot be handled yet, for example since another process handles it
+SOON = timedelta(seconds=1)  # the delay until a next run, if this run did not call the handler (another process holds a lock)
 DEFERRED = HandlingResult(Outcome.DEFERRED)
 
 
@@ -51,7 +51,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
     Run a deferred message whose run was begun by `deferred.take`.
 
     The result is RELEASED if the end of the run could not be written, since the database is unavailable. Then the caller has to
-    write it later, with `deferred.end_late`.
+    record the end later, with `deferred.end_late`.
     """
     run = HandlerRun(group, [taken.delivery], lease_thread)
     before = connections[group.using].connection
@@ -62,7 +62,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
                 f"begun {taken.crashes} times, never ended: the process was killed or froze while its handler ran, or the "
                 "handler ran beyond its time_limit"
             )
-        if run.consumer is None:  # the handlers have changed since the subscriptions were read
+        if run.consumer is None:  # the handlers have changed since `take` chose the message
             return _end(run, taken, Deferral(Reason.NO_HANDLER, SOON, taken.failures))
         result = _handle(run, run.consumer, taken)
     except FailpointReached:
@@ -109,13 +109,13 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
 
 
 def _is_alive(using: str) -> bool:
-    """Return whether the transaction is still usable after the savepoint was rolled back."""
+    """Return whether the outer transaction is still usable, after the handler's savepoint was rolled back."""
     wrapper = connections[using]
     return wrapper.connection is not None and not wrapper.connection.closed and not wrapper.needs_rollback
 
 
 def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: object) -> HandlingResult:
-    """Return the result of a run whose transaction is gone; write the end of the run, unless the database is unavailable."""
+    """Return the result of a run after an error left its transaction; write the end of the run, if that is still necessary."""
     error_to_raise = run.error_at_shutdown(error)
     if run.is_committed:
         run.report_callback(error)
@@ -132,7 +132,7 @@ def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: ob
 
 
 def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> HandlingResult:
-    """Write the end of a run in a separate transaction."""
+    """Write the end of a run in another transaction: as `cause` says, or as `decide_deferral` decides after an error."""
     using = run.group.using
     try:
         database.drop_if_lost(using)
@@ -146,7 +146,7 @@ def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> Hand
 
 
 def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> HandlingResult:
-    """Write the end of a run that raised an error, in the current transaction."""
+    """Write the end of a run that raised an error, and the failure, in the current transaction, unless the run is over already."""
     delivery, using = taken.delivery, run.group.using
     deferral = decide_deferral(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)
     if deferred.end(taken, deferral, using):
