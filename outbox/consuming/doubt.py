@@ -1,8 +1,8 @@
 """
-Only one message in doubt at a time: a message that may have killed a process is run by one thread of this process at a time.
+A message is in doubt if it may have killed a process. Only one message in doubt is run by this process at a time.
 
-If it kills this process, too, it interrupts no other message in doubt. Otherwise messages that were interrupted together would be
-run again together, and would be interrupted again, although only one of them kills processes.
+So if this message kills the process, no other message in doubt is interrupted. Otherwise messages that were interrupted together
+would be run again together, and would be interrupted again, although only one of them kills processes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import threading
 import time
 from datetime import timedelta
 
-RESERVED_SECONDS = 60.0  # a run that takes longer is slow or stuck, and keeps no other messages in doubt waiting
-BEYOND_LIMIT_SECONDS = 10.0  # after its time limit, the handler or the process ends within this time
+RESERVED_SECONDS = 60.0  # a run that takes longer is slow or stuck, and other messages in doubt no longer wait for it
+BEYOND_LIMIT_SECONDS = 10.0  # within this time after its time limit, a handler ends, or the lease thread gives it up
 
 _lock = threading.Lock()
 
 
 class Doubt:
     """
-    A reservation of the only run of a message in doubt in this process.
+    A request for permission to run a message in doubt, which this process grants to one thread at a time.
 
-    `is_granted`: whether this thread has it, and no other one.
+    `is_granted`: whether the permission was granted. `until`: when it ends, even if `end` was not called.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Doubt:
                 _reserved = self
 
     def extend(self, time_limit: timedelta | None) -> None:
-        """Keep the reservation as long as a handler with a time limit may run."""
+        """Keep the permission for as long as a handler with this time limit may run; None keeps it for RESERVED_SECONDS."""
         if time_limit is not None:
             seconds = time_limit.total_seconds() + BEYOND_LIMIT_SECONDS
             self.until = time.monotonic() + max(RESERVED_SECONDS, seconds)
 
     def end(self) -> None:
-        """Release the reservation, so that another thread may have it."""
+        """Give the permission back, if it was granted, so that another thread can get it."""
         global _reserved
         with _lock:
             if _reserved is self:

@@ -1,11 +1,12 @@
 """
-The lease thread of a worker: it keeps the deliveries that the worker holds while a handler runs.
+The lease thread of a worker: it renews the worker's deliveries while a handler runs.
 
-A handler may be slow. Meanwhile the thread renews the worker's deliveries at the broker, keeps the handler's idle transaction
-alive, defers the deliveries that wait behind the handler, and interrupts the handler at its time limit. If the handler does not
-end, the thread ends the process, unless the process runs other work, too. The inbox sets a timeout for idle transactions that is
+While a handler is slow, the thread renews the worker's deliveries at the broker, keeps the handler's idle transaction alive,
+defers the messages that wait behind the handler, and interrupts the handler at its time limit. If the handler still does not end,
+the thread ends the process, unless the process also runs other work. The inbox sets a timeout for idle transactions that is
 shorter than `INVISIBLE`, so that the server ends the transaction of a frozen process before the message is redelivered. In a live
-process the thread keeps that timeout from expiring: it sends a statement at most every TOUCH_SECONDS.
+process the thread keeps that timeout from expiring: it sends a statement at least every quarter of
+`INVISIBLE`.
 """
 
 from __future__ import annotations
@@ -40,33 +41,34 @@ logger = get_logger(__name__)
 SLOW_SECONDS = 1.0  # when a handler has run for this time, the deliveries that wait behind it are deferred
 CHECK_SECONDS = 0.25  # interval of the checks of a running handler
 TOUCH_SECONDS = 5.0  # maximum interval of the statements that keep an idle transaction alive
-RENEWALS = 3  # a delivery is renewed this many times within INVISIBLE
+RENEWALS = 3  # a delivery is renewed after each INVISIBLE / RENEWALS
 INTERRUPT_SECONDS = 1.0  # interval of the interruptions of a handler after its time limit
-GIVE_UP_SECONDS = 10.0  # after the time limit; longer than `register.CANCEL_SECONDS`, in which a coroutine has to end
-REPORTED_AFTER = 5  # a handler that runs for this many times INVISIBLE is reported
+GIVE_UP_SECONDS = 10.0  # from the time limit until the process ends; more than `register.CANCEL_SECONDS` for a coroutine's end
+REPORTED_AFTER = 5  # a handler that has run for this multiple of INVISIBLE is reported in an alert
 
 _worker_numbers = itertools.count(1)
 
 
 class Held(msgspec.Struct):
-    """A delivery that a worker holds, with its current receipt, which a renewal may change."""
+    """A delivery that a worker holds. A renewal replaces `delivery`, since it may change the receipt."""
 
     delivery: Delivery
-    is_lost: bool = False  # could not be renewed: it has expired, or another worker has it
+    is_lost: bool = False  # whether a renewal has failed: the delivery has expired, or another worker has the message
 
 
 class LeaseThread:
     """
     Holds the deliveries of a worker, and renews them in another thread, which starts with the first handler.
 
-    Only the worker's own thread calls the public methods, except `running`.
+    A delivery is first *waiting*, then *taken* by the worker, then *done*: its outcome is stored, and it can be acknowledged.
+    Only the worker's thread calls the public methods, except `running`.
 
     Args:
         stop: set when the worker should end.
         worker: the worker's name, for logs.
-        beat: sends a heartbeat while a handler runs; None if something else in the process does.
-        unload: called with the deliveries that wait behind a slow handler, and those that are done; defers the former, and
-            acknowledges both.
+        beat: sends a heartbeat while a handler runs; None if another thread of the process sends them.
+        unload: while a slow handler runs, called in the lease thread with the waiting deliveries and the done ones; defers the
+            former, and acknowledges both. None if deliveries have to wait for a slow handler.
     """
 
     def __init__(
@@ -89,40 +91,40 @@ class LeaseThread:
         self._done: list[Held] = []
         self._renewed_at = 0.0
         self._work: _RunningHandler | None = None
-        self._lock = threading.Lock()  # guards the deliveries, so that none is renewed and acknowledged at the same time
+        self._lock = threading.Lock()  # guards the lists of deliveries, so that none is renewed and acknowledged at the same time
         self._thread: threading.Thread | None = None
         self._wake, self._closed = threading.Event(), threading.Event()
         self._is_asleep = True
 
     def hold(self, broker: Receives, works: Iterable[Sequence[Delivery]], *, received_at: float) -> None:
-        """Hold received deliveries, in lists that are handled together."""
+        """Hold received deliveries; `works` are lists, each of deliveries that are handled together."""
         with self._lock:
             self._broker = broker
             self._waiting = deque([Held(delivery) for delivery in work] for work in works)
             self._taken, self._done, self._renewed_at = [], [], received_at
 
     def take(self) -> list[Held]:
-        """Return the deliveries to handle next; an empty list if none wait."""
+        """Take the deliveries to handle next, and return them; an empty list if no deliveries are waiting."""
         with self._lock:
-            if time.monotonic() - self._renewed_at >= self._invisible:  # expired, so others may have received them
+            if time.monotonic() - self._renewed_at >= self._invisible:  # the deliveries have expired, and others may have them
                 self._waiting.clear()
             self._taken = self._waiting.popleft() if self._waiting else []
             return self._taken
 
     def done(self, held: Held) -> None:
-        """Mark a delivery as done, so that it is acknowledged."""
+        """Mark a taken delivery as done, so that it can be acknowledged."""
         with self._lock:
             self._taken = [other for other in self._taken if other is not held]
             self._done.append(held)
 
     def end_done(self) -> list[Delivery]:
-        """Stop renewing the deliveries that are done, and return them, to be acknowledged."""
+        """Stop holding the deliveries that are done, and return them, so that the caller can acknowledge them."""
         with self._lock:
             done, self._done = self._done, []
             return [held.delivery for held in done]
 
     def end_waiting(self) -> list[Delivery]:
-        """Stop renewing the deliveries that are not done, and return them."""
+        """Stop holding the taken and waiting deliveries, and return them, so that the caller can defer or release them."""
         with self._lock:
             remaining = [*self._taken, *(held for work in self._waiting for held in work)]
             self._waiting.clear()
@@ -131,20 +133,20 @@ class LeaseThread:
 
     @contextmanager
     def handler_at_work(self, connection: psycopg.Connection[Any], consumer: Consumer, delivery: Delivery) -> Iterator[None]:
-        """Watch the handler that runs in the block, in this thread, with a message and over a connection."""
+        """Watch the handler that runs in the block, in this thread, with this delivery and in the connection's transaction."""
         work = self._work = _RunningHandler(connection, consumer, delivery)
         self._wake_thread()
         try:
             yield
         finally:
-            work.is_over = True  # first, since TimeLimitExceeded may be raised at the next line
+            work.is_over = True  # first, since TimeLimitExceeded may be raised until then; the lock waits for the lease thread
             with work.lock:
                 pass
             if self._work is work:
                 self._work = None
 
     def running(self) -> Handling | None:
-        """Return the running handler, None if none runs; may be called from any thread."""
+        """Return a description of the running handler, None if none runs; may be called from any thread."""
         work = self._work
         if work is None:
             return None
@@ -158,7 +160,7 @@ class LeaseThread:
         )
 
     def close(self) -> None:
-        """Ask the thread to end."""
+        """Ask the lease thread to end; do not wait for it."""
         self._closed.set()
         self._wake.set()
 
@@ -172,7 +174,7 @@ class LeaseThread:
     def _run(self) -> None:
         pause = min(CHECK_SECONDS, self._invisible / 10)
         while not self._closed.is_set():
-            self._is_asleep = True  # before the check, so that a handler that begins just after the check wakes this thread
+            self._is_asleep = True  # before `_work` is checked, so that a handler that begins just after that wakes this thread
             if self._work is None:
                 self._wake.wait()
             self._is_asleep = False
@@ -199,7 +201,7 @@ class LeaseThread:
                 self._unload_waiting(work, runs_for)
                 self._renew(now, is_given_up=work.is_interrupted)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
-                self._beat_at = now  # first, so that an error (the database is unavailable) does not cause more frequent tries
+                self._beat_at = now  # before the try, so that a failed one (database unavailable) is not repeated sooner
                 self._beat()
         except (BrokerUnavailable, psycopg.OperationalError) as error:
             logger.warning("The lease thread of worker %s failed, and tries again: %s", self.worker, str(error).strip())
@@ -208,10 +210,10 @@ class LeaseThread:
 
     def _unload_waiting(self, work: _RunningHandler, runs_for: float) -> None:
         """
-        Defer the messages that wait behind a slow handler.
+        Defer the messages that wait behind a slow handler, and acknowledge those that are done.
 
-        Messages of the same key stay. If they were deferred, and the handler then failed, they would be stored, and handled,
-        before the failed message.
+        Messages of the handler's order key stay. If they were deferred, and the handler then failed, they would be stored before
+        the failed message, and so be handled before it.
         """
         if self._unload is None or runs_for < min(SLOW_SECONDS, self._invisible / 4) or not (self._waiting or self._done):
             return
@@ -273,8 +275,9 @@ class _RunningHandler(msgspec.Struct):
     """
     A running handler.
 
-    `lock` is held to set its end, to interrupt it, and to use its connection. Otherwise a statement of the lease thread could be
-    sent after the COMMIT of the handler's transaction, and would open another one.
+    The lease thread holds `lock` while it interrupts the handler or uses the handler's connection. When the handler ends, its
+    thread sets `is_over`, and then waits for the lock. So the lease thread sends no statement after the COMMIT of the handler's
+    transaction, which would begin another transaction.
     """
 
     connection: psycopg.Connection[Any]
@@ -292,7 +295,7 @@ class _RunningHandler(msgspec.Struct):
     is_reported: bool = False
 
     def keep_alive(self) -> None:
-        """Send a statement in the handler's transaction if the connection is idle."""
+        """Send a statement in the handler's transaction, unless the handler itself is executing one."""
         with self.lock:
             if self.is_over or self.connection.lock.locked():
                 return
@@ -303,10 +306,10 @@ class _RunningHandler(msgspec.Struct):
 
     def interrupt(self) -> None:
         """
-        Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that it waits for.
+        Raise `TimeLimitExceeded` in the handler's thread, and cancel the statement that the handler waits for.
 
-        A handler may catch the exception, so it is raised again each second. Coroutines raise it themselves (`register.py`),
-        since their thread waits for an event loop.
+        The handler may catch the exception, so it is raised again each second. A coroutine raises it itself
+        (`register.run_to_end`), since its thread waits for an event loop.
         """
         now = time.monotonic()
         with self.lock:
@@ -321,7 +324,7 @@ class _RunningHandler(msgspec.Struct):
                     self.connection.cancel_safe(timeout=CHECK_SECONDS)
 
     def give_up(self) -> bool:
-        """End the process without waiting for the handler, if the process may exit; return whether this is the first call."""
+        """Give the handler up, and end the process if it may exit; return False if the handler is over or was given up before."""
         with self.lock:
             if self.is_over or self.is_given_up:
                 return False
@@ -331,11 +334,11 @@ class _RunningHandler(msgspec.Struct):
 
 
 def affordable(maximum: int, invisible: timedelta, seconds_per_message: float) -> int:
-    """Return how many messages can be handled before the waiting ones are deferred: at least 1, at most `maximum`."""
+    """Return how many messages a worker can handle before it would defer waiting ones as slow: at least 1, at most `maximum`."""
     seconds = min(invisible.total_seconds() / 2, SLOW_SECONDS)
     return max(1, min(maximum, int(seconds / max(seconds_per_message, 1e-6))))
 
 
 def new_worker_name() -> str:
-    """Return a unique name for a worker, made of its process and a number."""
+    """Return a new name for a worker, made of the name of this process and a number."""
     return f"{heartbeats.instance()}:{next(_worker_numbers)}"

@@ -1,10 +1,10 @@
 """
-Limits of what a group stores: the topics from which a worker may receive at the moment.
+Limits of how much a group defers: they say from which topics a worker may receive at the moment.
 
 If more than 20 messages of a topic fail in a second on average, the worker does not receive from the topic for a while. So if
-half of a topic's messages fail, each worker handles about 20 of the others per second. And when `MAX_DEFERRED` messages of a
-topic are deferred, the topic is not received until half of them are gone. Neither limit affects order, dead letters, or other
-topics.
+every second message of a topic fails, a worker handles about 20 others per second. If `MAX_DEFERRED` messages of a topic are
+deferred, no worker of the group receives from the topic until half of them have ended. Neither limit affects order, dead letters,
+or other topics.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from collections.abc import Sequence
 from outbox import conf, database
 from outbox.consuming.register import Group
 
-FAILURES_PER_SECOND = 20.0  # average
-FAILURES_AT_ONCE = 200.0  # beyond the average
+FAILURES_PER_SECOND = 20.0  # the allowed average
+FAILURES_AT_ONCE = 200.0  # as many failures above the average are allowed before the topic is not received
 COUNT_SECONDS = 10.0  # interval of counting deferred messages
-MAX_DEAD_LETTERS = 10_000  # dead letters of a topic that the server gave up
+MAX_DEAD_LETTERS = 10_000  # maximum number of a topic's dead letters that come from the server's dead-letter queue
 
-# Messages that an operator holds, and messages that are due in more than an hour, do not count.
+# Count deferred messages, except those that an operator holds, and those that are due in more than an hour.
 COUNT = """
 SELECT topic, count(*) FROM outbox_deferred
 WHERE consumer_group = %s AND dead_at IS NULL AND (due_at IS NULL OR due_at < statement_timestamp() + interval '1 hour')
 GROUP BY topic
 """
 
+# Count the dead letters that come from the server's dead-letter queue.
 COUNT_DEAD_LETTERS = """
 SELECT topic, count(*) FROM outbox_deferred
 WHERE consumer_group = %s AND dead_at IS NOT NULL AND reason = 'server' GROUP BY topic
 """
 
 _lock = threading.Lock()
-_counted_at: dict[tuple[str, str], float] = {}  # database and group
-_full: dict[tuple[str, str], dict[str, int]] = {}  # topics at their limit -> number of their deferred messages
+_counted_at: dict[tuple[str, str], float] = {}  # (database, group) -> when its deferred messages were counted
+_full: dict[tuple[str, str], dict[str, int]] = {}  # (database, group) -> topics that are not received -> deferred messages
 
 
 class TopicLimits:
-    """The limits of one worker."""
+    """Which of its topics a worker may receive from: its own failures count, and the deferred messages of the whole group."""
 
     def __init__(self, group: Group, topics: Sequence[str]) -> None:
         self._group = group
         self._topics = topics
-        self._failures: dict[str, tuple[float, float]] = {}  # topic -> failures beyond the average at a time, and that time
+        self._failures: dict[str, tuple[float, float]] = {}  # topic -> failures above the average at the last one, and its time
 
     def count_failure(self, topic: str) -> None:
-        """Count a deferred failure of a topic."""
+        """Count a message of a topic whose handling failed."""
         self._failures[topic] = self._excess_failures(topic) + 1, time.monotonic()
 
     def open_topics(self) -> list[str]:
@@ -56,7 +57,7 @@ class TopicLimits:
         return [topic for topic in self._topics if topic not in full and self._excess_failures(topic) < FAILURES_AT_ONCE]
 
     def refusals(self) -> dict[str, str]:
-        """Return the topics that are not received for a while -> why; may be called from any thread."""
+        """Return the topics that are not received for a while, each with the reason; may be called from any thread."""
         reasons = {
             topic: f"{rows:,} of its messages are deferred; it is received again when half of them are gone"
             for topic, rows in _full.get((self._group.using, self._group.name), {}).items()
@@ -71,7 +72,7 @@ class TopicLimits:
         return max(0.0, number - (time.monotonic() - counted_at) * FAILURES_PER_SECOND)
 
     def _full_topics(self) -> dict[str, int]:
-        """Return the topics at their limit. One worker of the process counts the rows, at most every COUNT_SECONDS."""
+        """Return the topics that have reached MAX_DEFERRED. One of the process's workers counts, at most every COUNT_SECONDS."""
         key = self._group.using, self._group.name
         with _lock:
             is_due = time.monotonic() - _counted_at.get(key, float("-inf")) > COUNT_SECONDS
@@ -85,6 +86,6 @@ class TopicLimits:
 
 
 def topics_with_room(group: Group, topics: Sequence[str]) -> list[str]:
-    """Return the topics of which more messages that the server gave up may be stored as dead letters."""
+    """Return the topics of which more messages from the server's dead-letter queue may be stored as dead letters."""
     rows: dict[str, int] = dict(database.raw(group.using).execute(COUNT_DEAD_LETTERS, [group.name]).fetchall())
     return [topic for topic in topics if rows.get(topic, 0) < MAX_DEAD_LETTERS]
