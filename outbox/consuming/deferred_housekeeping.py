@@ -56,8 +56,8 @@ UPDATE outbox_deferred SET no_code_since = CASE WHEN no_code_since IS NULL THEN 
     FOR UPDATE OF d SKIP LOCKED)
 """
 
-# Turn messages into dead letters that have had no handler for `wait`, while a process of their group was alive. A message with an
-# order key is included only if all handlers of its group and topic have on_dead="skip".
+# Turn messages into dead letters that have had no handler for `wait`, while a process of their group was running. A message with
+# an order key is included only if all handlers of its group and topic have on_dead="skip".
 MAKE_DEAD = """
 UPDATE outbox_deferred SET dead_at = clock_timestamp(), error = %(error)s, fingerprint = %(error)s WHERE id IN (
     SELECT d.id FROM outbox_deferred d JOIN (

@@ -1,4 +1,4 @@
-"""The attributes of a delivery: for its handler, `Context`, and as the tables store them, `DeliveryInfo`."""
+"""The attributes of a delivery: `Context` is what its handler receives, and `DeliveryInfo` what the tables store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from outbox.errors import UnreadableBody
 from outbox.logs import log_fields, storable
 from outbox.message import Header, TopicType
 
-if TYPE_CHECKING:  # a handler is registered without importing any broker
+if TYPE_CHECKING:  # so that registering a handler imports no broker
     from outbox.brokers.base import Delivery
 
-SOURCE_PREFIX = "urn:uuid:"  # the source of an outbox begins with it, and its message ids are UUIDs
-MAX_KEY_BYTES = 500  # PostgreSQL indexes up to 2,704 bytes
+SOURCE_PREFIX = "urn:uuid:"  # begins the source of each outbox, whose message ids are UUIDs
+MAX_KEY_BYTES = 500  # of an idempotency key or order key; PostgreSQL can index up to 2,704 bytes
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class Context(msgspec.Struct, frozen=True):
         failures: how often the handler has failed with the message before.
         idempotency_key: the same for each delivery of the message to the group. Pass it to external services, so that they
             act only once.
-        source, lane, number: the position of the message among those of one relay, gap-free per source, topic and lane; lane and
-            number are None for messages of other producers.
+        source, lane, number: identify the message in the order in which a relay sent it: numbers have no gaps per source, topic
+            and lane. Lane and number are None for messages of other producers.
         stored_at: when the broker made the message visible; None if the broker does not report it.
     """
 
@@ -57,7 +57,8 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
     The columns that describe a delivery, in the tables of the inbox, deferred messages, failures and duplicates.
 
     Args:
-        message_id: a UUID. If the message's own id is not one, it is derived from the text of `idempotency_key_of`.
+        message_id: the message's id, if that is a UUID and the source an outbox; otherwise a UUID derived from
+            `idempotency_key_of`.
         lane, number: None if the message has no number.
     """
 
@@ -90,7 +91,7 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
 
 
 def context_of(delivery: Delivery, idempotency_key: str, failures: int) -> Context:
-    """Return the context for a handler."""
+    """Return the context for a handler; `failures` is how often the handler has failed with the message before."""
     lane, number = _lane_and_number(delivery.headers)
     return Context(
         message_id=delivery.message_id,
@@ -127,10 +128,10 @@ def _lane_and_number(headers: Mapping[str, str]) -> tuple[int, int] | tuple[None
 
 def require_id(delivery: Delivery) -> None:
     """
-    Raise an error if a message has no id, because its producer set none, or because it could not be read.
+    Raise an error if a message has no id.
 
     Raises:
-        UnreadableBody: without an id, the group cannot tell the message from duplicates.
+        UnreadableBody: the producer set no id, or the message could not be read. So the group cannot tell it from duplicates.
     """
     if not delivery.message_id:
         if reason := delivery.headers.get(Header.UNREADABLE):
@@ -145,10 +146,10 @@ def require_id(delivery: Delivery) -> None:
 
 def idempotency_key_of(message_id: str, source: str, topic: str) -> str:
     """
-    Return the text that identifies a message for a group; for a message of an outbox, its id.
+    Return the string that identifies a message for a group: the id of a message of an outbox.
 
-    For other producers that name a source (`ce-source`), it is source and id: CloudEvents 1.0 requires only that both together
-    are unique. Without a source, the id is taken to be unique within the topic.
+    If another producer names a source (`ce-source`), the string contains source and id, since CloudEvents 1.0 requires only that
+    both together are unique. Without a source, the string contains topic and id: ids are assumed to be unique within a topic.
     """
     if source.startswith(SOURCE_PREFIX):
         return as_key(message_id)
@@ -156,14 +157,14 @@ def idempotency_key_of(message_id: str, source: str, topic: str) -> str:
 
 
 def order_key_of(delivery: Delivery) -> str | None:
-    """Return the text that identifies the group, topic and key of a message on a fifo topic; None if nothing orders it."""
+    """Return the string that identifies group, topic and key of a message on a fifo topic; None for other messages."""
     if not delivery.key or conf.topic_settings(delivery.topic).type is not TopicType.FIFO:
         return None
     return as_key(f"{delivery.group} {delivery.topic} {delivery.key}")
 
 
 def as_key(text: str) -> str:
-    """Return a text in a form that PostgreSQL can store and index; a long text is replaced by its hash."""
+    """Return a string in a form that PostgreSQL can store and index; a long string is replaced by its hash."""
     text = storable(text)
     if len(text) <= MAX_KEY_BYTES // 4 or len(encoded := text.encode()) <= MAX_KEY_BYTES:
         return text
@@ -171,7 +172,7 @@ def as_key(text: str) -> str:
 
 
 def uuid_of(message_id: str) -> UUID:
-    """Return a message id as a UUID, as the tables store it."""
+    """Return a message id as a UUID, for the tables; if it is not one, a UUID that is derived from it."""
     try:
         return UUID(message_id)
     except ValueError:
@@ -179,6 +180,6 @@ def uuid_of(message_id: str) -> UUID:
 
 
 def columns_of(arrivals: Sequence[DeliveryInfo]) -> dict[str, list[Any]]:
-    """Return the values of inbox rows as a list for each column, for unnest()."""
+    """Return the values of inbox rows as lists, one for each column, with the column's name in the plural; for unnest()."""
     names = ("message_id", "source", "topic", "lane", "number", "delivery_count")
     return {f"{name}s": [getattr(arrival, name) for arrival in arrivals] for name in names}

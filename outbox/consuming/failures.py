@@ -16,7 +16,7 @@ from outbox.logs import cut, cut_traceback, safe_text, storable, without_numbers
 from outbox.models import Duplicate, FailedDelivery
 
 MAX_FINGERPRINT_CHARACTERS = 200
-MAX_REMEMBERED = 1_000
+MAX_REMEMBERED = 1_000  # fingerprints in _seen_errors
 
 _NOT_USER_CODE = tuple(
     f"{Path(folder).resolve()}/"
@@ -28,7 +28,7 @@ _NOT_USER_CODE = tuple(
     }
 )
 
-_seen_errors: dict[str, None] = {}  # fingerprints, the latest one last
+_seen_errors: dict[str, None] = {}  # an ordered set of fingerprints; the one that occurred last comes last
 _lock = threading.Lock()
 
 
@@ -43,7 +43,7 @@ def record_duplicate(arrival: DeliveryInfo, using: str) -> None:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes and contexts, and the members of exception groups, each once."""
+    """Yield an error, and recursively its cause, its context, and the members of an exception group; each only once."""
     yielded: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
@@ -73,7 +73,7 @@ def record_failure(arrival: DeliveryInfo, outcome: str, error: BaseException, us
 
 
 def is_new_error(error: BaseException) -> bool:
-    """Return whether no similar error is among the last thousand kinds of errors of this process."""
+    """Return whether no error with the same fingerprint is among the last 1,000 different ones of this process; remember it."""
     key = fingerprint(error)
     with _lock:
         was_seen = key in _seen_errors
@@ -85,7 +85,7 @@ def is_new_error(error: BaseException) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text in a form that PostgreSQL can store; if its `__str__` raises an error, a text that says so."""
+    """Return an error's text, shortened, in a form that PostgreSQL can store; if its `__str__` fails, a text that says so."""
     return storable(cut(safe_text(error)))
 
 
@@ -96,7 +96,7 @@ def describe(error: BaseException) -> str:
 
 
 def fingerprint(error: BaseException) -> str:
-    """Return a string that is equal for similar errors: type, function of the user's code, text without numbers."""
+    """Return a string that is the same for similar errors: their type, the user's function, and the text without numbers."""
     words = shape_of(cut(safe_text(error)))
     return cut(storable(f"{type(error).__name__} in {_user_function(error.__traceback__)}: {words}"), MAX_FINGERPRINT_CHARACTERS)
 
@@ -107,7 +107,7 @@ def shape_of(text: str) -> str:
 
 
 def _user_function(trace: TracebackType | None) -> str:
-    """Return the innermost function of the user's code; without its line number, which may change with each edit."""
+    """Return the innermost function of the user's code in a traceback; without a line number, which each edit may change."""
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     user_frames = [frame for frame in frames if not frame.f_code.co_filename.startswith(_NOT_USER_CODE)]
     if not frames:

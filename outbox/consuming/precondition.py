@@ -1,8 +1,8 @@
 """
-Optimistic locking, another means to idempotence: a row is only updated while it has the state or version in which it was read.
+Optimistic locking, another means to idempotence: a row is updated only if it still has the state or version that is expected.
 
-Where the inbox asks "did I handle this message?", a precondition asks "is the row still as expected?". It needs no inbox row, and
-also protects against writers that are not consumers, such as a form in the admin or another service.
+The inbox asks "did the group handle this message before?", a precondition asks "is the row still as expected?". A precondition
+needs no inbox row, and also protects against writers that are not consumers, such as a form in the admin or another service.
 
     if not update_if(order, expect={"status": "new"}, status="paid"):
         return  # paid or cancelled meanwhile; nothing to do
@@ -24,14 +24,15 @@ def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **cha
     """
     Update an instance's row, or the rows of a queryset, in one statement, if they meet a condition.
 
-    The instance has the new values if its row was updated. As with `QuerySet.update()`, neither `save()` nor signals run.
+    If the row of an instance was updated, the instance also gets the new values. As with `QuerySet.update()`, neither `save()`
+    nor signals run.
 
     Args:
         expect: lookups that rows must meet, such as `{"status": "new"}` or `{"version": 3}`.
         changes: field=value, or an expression such as `F("version") + 1`.
 
     Returns:
-        Whether any row was updated. If not, another process changed the row first, and nothing was written.
+        Whether any row was updated. If not, no row met the condition, since another process changed or deleted the row before.
     """
     if not expect or not changes:
         raise TypeError("update_if() needs expect={…} and at least one field=value.")
@@ -52,19 +53,19 @@ def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any],
     Update rows as `update_if()` does; raise an error if no row meets the condition.
 
     Raises:
-        StaleRow: no row met the condition; the text has the current values.
+        StaleRow: no row met the condition; for an instance, the text contains the current values of its row.
     """
     if update_if(target, expect=expect, **changes):
         return
-    wanted = ", ".join(f"{name}={value!r}" for name, value in expect.items())
+    expected = ", ".join(f"{name}={value!r}" for name, value in expect.items())
     if isinstance(target, QuerySet):
-        raise StaleRow(f"No {target.model._meta.label_lower} in the queryset has {wanted} any more.")
+        raise StaleRow(f"No {target.model._meta.label_lower} in the queryset has {expected} any more.")
     row = f"{target._meta.label_lower} {target.pk}"
     now = _row_of(target).values(*(name.partition("__")[0] for name in expect)).first()
     if now is None:
-        raise StaleRow(f"{row} does not exist any more; expected was {wanted}.")
-    is_now = ", ".join(f"{name}={value!r}" for name, value in now.items())
-    raise StaleRow(f"{row} does not have {wanted} any more, but {is_now}.", hint="Read the row again, then decide.")
+        raise StaleRow(f"{row} does not exist any more; expected was {expected}.")
+    actual = ", ".join(f"{name}={value!r}" for name, value in now.items())
+    raise StaleRow(f"{row} does not have {expected} any more, but {actual}.", hint="Read the row again, then decide.")
 
 
 def _row_of(instance: Model) -> QuerySet[Any]:

@@ -16,10 +16,10 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # Recursio
 
 def find_consumer(group: Group, delivery: Delivery) -> Consumer | None:
     """
-    Return the group's handler of a message; None if its handlers take only other messages of the topic.
+    Return the group's handler of a message; None if the group's handlers take only messages of other types or tags.
 
     Raises:
-        UnknownMessageType: no module defines the type, and no handler takes all messages of the topic.
+        UnknownMessageType: no module of this process defines the type, and no handler of the group takes every type of the topic.
     """
     type_name = delivery.headers.get(Header.TYPE, "")
     consumer = group.find(delivery.topic, type_name, delivery.tag)
@@ -48,12 +48,12 @@ def read_as(kind: type[Message], delivery: Delivery) -> Message:
     """
     Decode a message of a type.
 
-    If the body does not fit the type, retries would not help, so the message becomes a dead letter at once; an operator replays
-    it after the type, or an upgrade, was corrected. If the body has a newer version, the message is retried: this process may run
-    the older release during a deployment.
+    If the body does not fit the type, retries would not help, so the message becomes a dead letter at once. An operator can
+    replay it after the type, or the upgrade from an older version, was corrected. If such a body has a newer version than the
+    type, the message is retried instead: during a deployment, this process may run the older release.
 
     Raises:
-        UnreadableBody: the body does not fit the type, or is not valid JSON; the text names the field.
+        UnreadableBody: the body does not fit the type, or is not valid JSON; the error text names the field.
         UnknownMessageType: the body has a newer version and does not fit the type.
     """
     version = version_of(delivery)
@@ -79,7 +79,7 @@ def _read_plain(delivery: Delivery) -> Any:
 
 
 def version_of(delivery: Delivery) -> int | None:
-    """Return the version of a message's type; None if the message names none."""
+    """Return the version of its type with which a message was published; None if its headers name no valid version."""
     version = delivery.headers.get(Header.VERSION, "")
     return int(version) if version.isdecimal() and len(version) < 10 else None
 

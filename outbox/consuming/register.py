@@ -1,7 +1,7 @@
 """
 Register handlers of messages: `@consumer` with its `RetryPolicy`, and the consumer groups that its arguments name.
 
-A handler may be a coroutine function: the worker's thread runs it to its end, as any other handler.
+A handler may be a coroutine function. As with any other handler, the worker's thread waits until it has ended.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from outbox.consuming.delivery_info import Context
 from outbox.errors import ConfigurationError, TimeLimitExceeded
 from outbox.message import Message, TopicType
 
-Handler = Callable[[Any, Any], object]  # message and context; two lists with batch_size
+Handler = Callable[[Any, Any], object]  # of message and context; with a batch_size, of a list of each
 OnDead = Literal["block", "skip"]
-# A first argument of such a name shows that the function expects other arguments.
+# Names of a handler's first parameter that show that the function does not expect the message there.
 NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}
 REMOVED_OPTIONS = {
     "dedupe": "It is called idempotency_key.",
     "ordered": 'Remove the option. A topic keeps order if its TYPE in OUTBOX["TOPICS"] is "fifo".',
 }
 CANCEL_SECONDS = 5.0  # how long a cancelled coroutine may take to end
-MAX_BATCH_SIZE = 500  # each message holds an advisory lock until the transaction ends; see docs/explanation/locks.md
+MAX_BATCH_SIZE = 500  # a transaction holds an advisory lock for each of its messages; see docs/explanation/locks.md
 
 M = TypeVar("M", contravariant=True)
 C = TypeVar("C", contravariant=True)
@@ -113,25 +113,25 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             raise ConfigurationError("RetryPolicy(delays=...) is not valid: pass at least one timedelta, and none below zero.")
 
     def allows(self, failures: int) -> bool:
-        """Return whether the message is retried after a number of failures."""
+        """Return whether a message is retried when its handler has failed this many times (1 or more)."""
         return failures <= self.limit
 
     def delay(self, failures: int) -> timedelta:
-        """Return the delay after a number of failures (1 or more)."""
+        """Return the delay of the retry after this many failures (1 or more)."""
         base = self.delays[min(failures, len(self.delays)) - 1]
         return base * random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311
 
 
 class Consumer(msgspec.Struct, frozen=True):
     """
-    One handler for one message type, or for a plain topic, in one group.
+    One handler in one group, for one message type or for a plain topic (messages that have no handler for their type).
 
     Args:
         name: module and qualified name of the decorated function or class.
         type: the message type; None for a plain topic.
         tags: the handler takes only messages with one of these tags; None for all.
         batch_size: the maximum number of messages that the handler takes at once; None for one after the other.
-        is_async: the decorated function is a coroutine function, which `handler` runs.
+        is_async: the decorated function is a coroutine function; `handler` is a plain function that runs it.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """The type's name in the message header, or `plain_subject` of the topic; unique in its group."""
+        """What it handles: the type's name in the message header, or `plain_subject` of the topic; unique in its group."""
         return self.type._meta.type if self.type else plain_subject(self.topic)
 
     @property
@@ -164,7 +164,7 @@ class Consumer(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True, dict=True):
-    """A consumer group: its handlers by their `subject`. All of them keep their inbox rows in one database."""
+    """A consumer group, with its handlers by their `subject`. All handlers of a group use the inbox of the same database."""
 
     name: str
     consumers: Mapping[str, Consumer] = msgspec.field(default_factory=dict)
@@ -189,7 +189,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
 
         Raises:
             UnknownTopic: a topic is not in settings.
-            ConfigurationError: a handler has a batch_size and an ordered topic, or the broker of its topic only sends.
+            ConfigurationError: a handler with a batch_size has an ordered topic, or a broker of the group only sends messages.
         """
         for registered in self.consumers.values():
             if not conf.broker_has(conf.topic_settings(registered.topic).broker, "Receives"):
@@ -206,7 +206,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
         return [topic for topic in self.topics if conf.topic_settings(topic).broker == broker]
 
     def find(self, topic: str, type_name: str, tag: str) -> Consumer | None:
-        """Return the handler of a message: the one of its type, otherwise the one of its topic; None if neither takes it."""
+        """Return the handler of the message's type, otherwise that of its plain topic; None if neither takes the message."""
         for subject in (type_name, plain_subject(topic)):
             registered = self.consumers.get(subject)
             if registered is not None and registered.topic == topic and registered.takes(tag):
@@ -218,7 +218,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
         return plain_subject(topic) in self.consumers
 
 
-registered: dict[str, Group] = {}
+registered: dict[str, Group] = {}  # by the group's name
 
 
 def groups() -> Mapping[str, Group]:
@@ -232,7 +232,7 @@ def all_consumers() -> list[Consumer]:
 
 
 def groups_of(topic: str) -> list[str]:
-    """Return the names of the groups that take a topic."""
+    """Return the names of the groups that have a handler for messages of a topic."""
     return [name for name, group in registered.items() if topic in group.topics]
 
 
@@ -244,7 +244,7 @@ def group(name: str) -> Group:
     Return a group.
 
     Raises:
-        ConfigurationError: no handler is in that group.
+        ConfigurationError: this process has no handler in that group.
     """
     if name not in registered:
         raise ConfigurationError(f"No @consumer is in the group {name!r}.", hint=known_groups())
@@ -344,11 +344,12 @@ def _register(
     time_limit: timedelta | None,
 ) -> Decorated:
     """
-    Add the consumers of a decorated handler.
+    Register a decorated function or class: a `Consumer` for each of its message types, or for its plain topic.
 
     Args:
-        make: makes a `Consumer`; its missing arguments depend on the handler and on the message type.
-        topics: the topic of each message type; with the key None, a plain topic.
+        make: `Consumer` with the arguments that the decorator got; the others depend on the handler and on the message type.
+        topics: the topic of each message type; a plain topic has the key None.
+        time_limit: of the handler; applied here only to a coroutine.
     """
     handler, takes_context = handler_of(target)
     is_async = iscoroutinefunction(handler)
@@ -432,7 +433,7 @@ def validate_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Col
 
 
 def handler_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Return the function that handles a message, and whether it takes the context."""
+    """Return what is called with a message (a function, or `handle` of a class), and whether it also takes the context."""
     handler = target
     if isinstance(target, type):
         handler = getattr(target(), "handle", None)  # type: ignore[assignment]
@@ -479,7 +480,7 @@ def name_of(target: Callable[..., Any]) -> str:
 
 
 def run_to_end(handler: Callable[..., Any], limit: timedelta | None) -> Callable[..., object]:
-    """Return a plain function that runs a coroutine function to its end, and cancels it at its time limit."""
+    """Return a plain function that runs a coroutine function, waits for its end, and cancels it at its time limit."""
 
     async def run(*arguments: Any) -> object:
         try:
@@ -495,14 +496,14 @@ def run_to_end(handler: Callable[..., Any], limit: timedelta | None) -> Callable
         try:
             return async_to_sync(running.run)(run(*arguments))
         except BaseException:
-            running.cancel()  # if only the wait of this thread was interrupted, the coroutine is still running
+            running.cancel()  # the error may have interrupted only this thread's wait, so the coroutine may still be running
             raise
 
     return call
 
 
 class _RunningCoroutine:
-    """A coroutine that runs in the event loop of another thread."""
+    """A coroutine of a handler, whose event loop may run in another thread."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None

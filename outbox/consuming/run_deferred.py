@@ -62,7 +62,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
                 f"begun {taken.crashes} times, never ended: the process was killed or froze while its handler ran, or the "
                 "handler ran beyond its time_limit"
             )
-        if run.consumer is None:  # the handlers have changed since `take` chose the message
+        if run.consumer is None:  # the handlers have changed since the worker read its subscriptions
             return _end(run, taken, Deferral(Reason.NO_HANDLER, SOON, taken.failures))
         result = _handle(run, run.consumer, taken)
     except FailpointReached:
@@ -146,7 +146,7 @@ def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> Hand
 
 
 def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> HandlingResult:
-    """Write the end of a run that raised an error, and the failure, in the current transaction, unless the run is over already."""
+    """Write the end and the failure of a run that raised an error, in the current transaction, unless the run is over already."""
     delivery, using = taken.delivery, run.group.using
     deferral = decide_deferral(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)
     if deferred.end(taken, deferral, using):
