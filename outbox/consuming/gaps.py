@@ -2,13 +2,13 @@
 Gaps: numbers of a lane that have not reached a group, although later numbers reached it longer ago than the settle time.
 
 A relay numbers the messages of its lane without gaps per (source, topic, lane). Each delivery leaves its number in the inbox, or
-among the deferred messages. A number in neither table was lost, with two exceptions. First, the outbox may explain it: its
-message is not sent yet, was rejected, or was discarded by an operator. This is looked up only if the outbox is in the same
-database as the inbox. Second, the broker may still deliver the message to the group: while a backlog is worked off, an unordered
-message may arrive long after a later one.
+in the table of deferred messages. A number in neither table was lost, with two exceptions. First, the outbox may explain why the
+number is missing: its message is not sent yet, was rejected, or was discarded by an operator. This is looked up only if the
+outbox is in the same database as the inbox. Second, the broker may still deliver the message to the group: while a backlog is
+worked off, an unordered message may arrive long after a later one.
 
-A gap is closed when its numbers have arrived or are explained. Numbers after the last one that arrived are not a gap yet; only
-the audit of the full history finds those that were lost.
+A gap is closed when its numbers have arrived or are explained. If numbers after the last one that arrived are lost, no gap shows
+it; only the audit of the full history finds them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from outbox.message import TopicType
 logger = get_logger(__name__)
 
 MAX_NUMBERS = 100_000
-"""How many of the last numbers of a lane are checked. Gaps before them are left to the audit."""
+"""How many of the last numbers of a lane are checked. Only the audit finds gaps before them."""
 
 # Only one process of a group looks for gaps at a time.
 LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.GAPS}, hashtext(%s))"
 
-# Compiling FIND takes longer than running it.
+# PostgreSQL's JIT compiler would take longer to compile FIND than it takes to run it.
 NO_JIT = "SET LOCAL jit = off"
 
-# The statement reads the last numbers of each lane in descending order, as the index has them; numbers that are missing between
-# two neighbours are a hole. The current gaps are the parts of the holes, and of the gaps recorded before, that are in none of the
-# tables; of two gaps that overlap, only the larger one counts.
+# Find a group's gaps and record them in outbox_gap; return those that are new or have changed.
 #
-# A hole counts only if the message before it is younger than the retention. Otherwise inbox rows may have been pruned.
+# `hole`: numbers that are missing between two neighbours among the last numbers of a lane in the inbox, if the later neighbour
+# arrived before the settle time, and the earlier one is younger than the retention (otherwise inbox rows may have been pruned).
+# `piece`: the parts of holes, and of gaps that are open already, whose numbers are in no table, and not explained by the outbox.
+# `missing`: the pieces that are not within a larger one. Open gaps that no longer begin with a missing number are closed.
 FIND = """
 WITH RECURSIVE lane_of AS (
     (SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL
@@ -123,7 +124,7 @@ WHERE g.last_number <> excluded.last_number OR g.closed_at IS NOT NULL
 RETURNING topic, source, lane, first_number, last_number
 """
 
-# The ids of the messages that have certain numbers of a lane, if the outbox is in this database.
+# The ids of the messages that have the numbers of a gap, if the outbox is in this database.
 IDS = """
 SELECT m.id FROM outbox_source s JOIN outbox_topic t ON t.name = %(topic)s
 JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = %(lane)s
@@ -132,9 +133,9 @@ CROSS JOIN unnest(b.message_ids) WITH ORDINALITY m (id, position)
 WHERE s.id = %(source)s AND b.first_seq + m.position - 1 BETWEEN %(first)s AND %(last)s LIMIT %(limit)s
 """
 
-MAX_LOOKED_UP = 100  # maximum number of messages of a gap about which the broker is asked
+MAX_LOOKED_UP = 100  # the broker is asked about at most this number of messages of a gap
 
-# Whether the number after a gap arrived recently, so that the missing numbers may still arrive.
+# Whether the number after a gap arrived within RECENTLY. Then the missing numbers may still arrive.
 ARRIVED_RECENTLY = """
 SELECT EXISTS (
     SELECT FROM outbox_inbox WHERE consumer_group = %(group)s AND topic = %(topic)s AND source = %(source)s AND lane = %(lane)s
@@ -143,7 +144,7 @@ SELECT EXISTS (
 
 RECENTLY = timedelta(hours=1)
 
-# Forget a gap whose messages may still be delivered.
+# Delete the row of a gap whose messages may still be delivered; if they are not, FIND finds the gap again.
 DELETE_GAP = """
 DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND source = %(source)s AND topic = %(topic)s AND lane = %(lane)s
 AND first_number = %(first)s
@@ -151,20 +152,20 @@ AND first_number = %(first)s
 
 
 Missing = dict[str, Any]
-"""Numbers of a lane that have not arrived, with the keys `topic`, `source`, `lane`, `first` and `last`."""
+"""A gap: the numbers `first` to `last` of a lane, in a dict that also has the keys `topic`, `source` and `lane`."""
 
 
 def watched_topics(group: Group) -> list[str]:
-    """Return the topics whose numbers arrive without gaps: all but those of type delay, where messages arrive out of order."""
+    """Return a group's topics except those of type delay, whose messages arrive too late for gaps to mean that they are lost."""
     return [topic for topic in group.topics if conf.topic_settings(topic).type is not TopicType.DELAY]
 
 
 def find_gaps(group: Group) -> list[Missing]:
     """
-    Find a group's gaps, and record the new, changed and closed ones.
+    Find a group's gaps, record the new, changed and closed ones, and report the new and changed ones.
 
     Returns:
-        Gaps that are new or have changed. An empty list also if another process is finding gaps at the same time.
+        Gaps that are new or have changed. If another process is looking for the group's gaps at the same time, an empty list.
     """
     settings = conf.settings()
     values: dict[str, Any] = {
@@ -194,9 +195,9 @@ def _still_deliverable(group: Group, gaps: list[Missing], cursor: CursorWrapper)
     """
     Return the gaps whose messages the broker may still deliver to the group.
 
-    Some brokers cannot say whether they may deliver a certain message again. Then a gap may still be filled while at least as
-    many messages wait for the group as are missing, but only for an hour, since in a busy group some messages always wait. If a
-    broker is unavailable, its gaps are not reported for an hour, either.
+    Some brokers cannot tell whether they may deliver a certain message again. Then messages of a gap count as deliverable while
+    at least as many messages of the topic wait for the group as are missing, but only in the first hour, since in a busy group
+    some messages always wait. If a broker is unavailable, gaps in its topics count as deliverable in the first hour, too.
     """
     by_broker: dict[str, list[Missing]] = {}
     for gap in gaps:
@@ -218,7 +219,7 @@ def _is_deliverable(broker: Receives, group: Group, gap: Missing, cursor: Cursor
     if ids and broker.may_deliver_again(group.name, ids):
         return True
     if broker.limits(broker.options, broker.topics[gap["topic"]]).redelivery == timedelta():
-        return False  # `may_deliver_again` of this broker knows all such messages
+        return False  # this broker's `may_deliver_again` finds every message that may be delivered again
     waiting = broker.backlog(group.name).waiting.get(gap["topic"], 0)
     return waiting > gap["last"] - gap["first"] and _arrived_recently(group, gap, cursor)
 

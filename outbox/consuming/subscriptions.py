@@ -2,10 +2,10 @@
 The subscriptions of a group's live processes, so that two releases of a group can run side by side.
 
 The heartbeat of each process contains the topics, types and tags that its code has handlers for. If this process has no handler
-for a message, but another live process of the group has, the message is deferred. Only a message that no live process subscribes
-to is ignored for good.
+for a message, but another live process of the group has one, the message is deferred. A message is ignored, and not deferred,
+only if no live process of the group subscribes to it.
 
-This module also finds the groups that a database knows, whether or not this process has code for them.
+This module also finds the groups of which a database has rows, whether or not this process has code for them.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ from outbox.database import heartbeats, loop_errors
 from outbox.logs import storable
 from outbox.message import Header
 
-# A process that did not deregister counts as live for this time after its last heartbeat. Celery tasks send few heartbeats.
+# How long a process that ended without deregistering counts as live after its last heartbeat. It is long, since Celery tasks send
+# few heartbeats.
 LIVES_FOR = timedelta(minutes=15)
-LIVES_FOR_AT_START = timedelta(hours=1)  # instead of LIVES_FOR, in a process that has just started: see JUST_STARTED_SECONDS
-JUST_STARTED_SECONDS = 60.0  # after an outage, other processes may send their first heartbeat later than this process
+LIVES_FOR_AT_START = timedelta(hours=1)  # used instead of LIVES_FOR for JUST_STARTED_SECONDS after this process's first heartbeat
+JUST_STARTED_SECONDS = 60.0  # after an outage, other live processes may send their next heartbeat later than this process
 DEPLOYED_IN = timedelta(hours=1)  # the maximum duration of a deployment
 
-# Database and group -> the times of the first and last heartbeat of this process without a long interruption between.
+# (database, group) -> the times of two heartbeats of this process: the first one since a long interruption, and the last one.
 _beats: dict[tuple[str, str], tuple[float, float]] = {}
 
-_ANY = "*"
+_ANY = "*"  # the tag in the subscription of a handler that takes all tags
 SEPARATOR = "\x1f"  # separates topic, subject and tag in a subscription; none of them contains it
 
+# The live processes of a group.
 _LIVE = """
 SELECT FROM outbox_process p
 WHERE p.kind = 'consumer' AND p.consumer_group = %(group)s AND p.beat_at > clock_timestamp() - %(lives_for)s
 """
 
-# Groups whose live processes have had different code for longer than a deployment takes.
+# Groups whose live processes have different subscriptions. Only processes that started longer ago than a deployment takes count.
 READ_DIFFERING_GROUPS = """
 SELECT consumer_group FROM outbox_process
 WHERE kind = 'consumer' AND beat_at > clock_timestamp() - %(lives_for)s AND started_at < clock_timestamp() - %(deployed_in)s
 GROUP BY consumer_group HAVING count(DISTINCT subscriptions) > 1 ORDER BY consumer_group
 """
 
-# Insert an inbox row for each message that no live process of the group subscribes to, so that its number does not look lost;
-# deferred messages get none. Return the indexes of the messages that a live process subscribes to.
+# Insert an inbox row for each message that no live process of the group subscribes to, so that its number does not look lost. A
+# message that is deferred gets no row. Return the indexes of the messages that a live process subscribes to.
 IGNORE = f"""
 WITH g AS MATERIALIZED (
     SELECT g.*, EXISTS ({_LIVE} AND p.subscriptions && string_to_array(g.matching, chr(10))) AS has_subscriber
@@ -70,7 +72,7 @@ SELECT ordinal - 1 FROM g WHERE has_subscriber
 
 
 def beat(group: Group, alias: str, *, note: str = "", over: database.Connection | None = None) -> None:
-    """Write a heartbeat as a consumer of a group, with its subscriptions; by default over Django's connection."""
+    """Write a heartbeat of this process as a consumer of a group at broker `alias`, through `over` or Django's connection."""
     connection = over or database.raw(group.using)
     refusals, handling = read_holdings(alias, group.name)
     heartbeats.beat(
@@ -99,7 +101,7 @@ def subscriptions_of(group: Group) -> list[str]:
 
 
 def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
-    """Ignore deliveries that no live process of the group subscribes to; return the indexes of the others in the sequence."""
+    """Write inbox rows for deliveries that no live process of the group subscribes to; return the indexes of the others."""
     columns = columns_of([DeliveryInfo.of(delivery) for delivery in deliveries])
     matching = [
         storable("\n".join(matching_subscriptions(delivery.topic, delivery.headers.get(Header.TYPE, ""), delivery.tag)))
@@ -114,7 +116,7 @@ def ignore(group: Group, deliveries: Sequence[Delivery]) -> set[int]:
 
 
 def differing_groups(connection: database.Connection) -> list[str]:
-    """Return the groups whose live processes have had different subscriptions for longer than a deployment takes."""
+    """Return the groups whose live processes have different subscriptions, although no deployment takes that long."""
     rows = connection.execute(READ_DIFFERING_GROUPS, {"lives_for": timedelta(minutes=1), "deployed_in": DEPLOYED_IN})
     return [row[0] for row in rows]
 
@@ -128,8 +130,8 @@ def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
     ]
 
 
-# The groups in the inbox, each found through the index of its primary key, of deferred messages, and of consumers that have sent
-# a heartbeat in the last hour (older ones are deleted).
+# The groups that have an inbox row (each found through the index of the inbox's primary key), a deferred message, or a consumer
+# that has sent a heartbeat in the last hour (older rows are deleted).
 READ_GROUPS = """
 WITH RECURSIVE handled AS (
     (SELECT consumer_group AS name FROM outbox_inbox ORDER BY consumer_group LIMIT 1)
@@ -144,8 +146,8 @@ WITH RECURSIVE handled AS (
 SELECT name FROM known
 """
 
-# The groups among these that receive a message. If a group had consumers in the last hour, their subscriptions decide.
-# Otherwise it counts if it has received from the topic before (`number IS NOT NULL`, since only numbered rows are in the index).
+# The groups of READ_GROUPS that receive a message. If a group has had consumers in the last hour, their subscriptions decide.
+# Otherwise the group counts if it has received from the topic (`number IS NOT NULL`, since only numbered rows are in the index).
 READ_RECEIVING_GROUPS = f"""
 {READ_GROUPS} WHERE CASE WHEN EXISTS (SELECT FROM outbox_process WHERE kind = 'consumer' AND consumer_group = name)
     THEN EXISTS (
@@ -155,6 +157,7 @@ READ_RECEIVING_GROUPS = f"""
       OR EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = name AND outbox_deferred.topic = %(topic)s) END
 """
 
+# Delete a group's open gaps and deferred messages of a topic.
 DELETE_GROUP = """
 WITH gaps AS (DELETE FROM outbox_gap WHERE consumer_group = %(group)s AND topic = %(topic)s AND closed_at IS NULL)
 DELETE FROM outbox_deferred WHERE consumer_group = %(group)s AND topic = %(topic)s
@@ -167,7 +170,7 @@ def groups_without_code(connection: database.Connection) -> list[str]:
 
 
 def groups_without_code_for(connection: database.Connection, topic: str, type_name: str, tag: str) -> list[str]:
-    """Return those of `groups_without_code` that subscribe to a message, or have received from its topic."""
+    """Return the groups of `groups_without_code` that subscribe to a message, or have received from its topic before."""
     values = {"topic": topic, "matching": matching_subscriptions(topic, type_name, tag)}
     return sorted(name for (name,) in connection.execute(READ_RECEIVING_GROUPS, values).fetchall() if name not in groups())
 

@@ -1,10 +1,11 @@
 """
-Workers: each runs in one thread, for one group and one broker. It runs due deferred messages, receives, handles, acknowledges.
+Workers: each runs in one thread, for one group and one broker. A worker runs deferred messages that are due; then it receives
+messages, handles them, and acknowledges them.
 
-A worker plans the order in which it handles received messages, and which it handles together, and counts deliveries by their
-outcome. A message that it cannot handle is deferred: stored in the group's database, to be run later, and acknowledged, too.
-Some servers give messages up after many deliveries, and move them to a dead-letter queue; a worker stores these as dead letters
-of the group. `ConsumerThreads` runs the workers of some groups.
+A worker plans in which order it handles received messages, and which of them together, and counts deliveries by their outcome. A
+message that it cannot handle is deferred: stored in the group's database, to be run later, and acknowledged, too. Some servers
+move messages to a dead-letter queue after many deliveries; a worker fetches these messages and stores them as dead letters of the
+group. `ConsumerThreads` runs the workers of some groups.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ from outbox.outages import BACKOFF, OUTAGES
 
 logger = get_logger(__name__)
 
-ACK_WITHIN_SECONDS = 0.1  # messages handled within this time are acknowledged together
+ACK_WITHIN_SECONDS = 0.1  # messages that are handled within this time are acknowledged together
 IDLE_SECONDS = 5.0  # a database connection that was idle for longer is checked before it is used
-IDLE_WAIT = timedelta(milliseconds=200)  # with --until-idle or --once, a receive waits for a message for this long
+IDLE_WAIT = timedelta(milliseconds=200)  # with --until-idle or --once, a receive waits for a message for this time
 PATIENCE_SECONDS = 15.0  # with --until-idle or --once, an outage that lasts longer ends the command
-POLL_SECONDS = 1.0  # minimum interval of queries for due messages if none was due, and for messages that the server gave up
+POLL_SECONDS = 1.0  # minimum interval of queries for due messages if none was due, and of queries of the server's dead letters
 SWEEP_SECONDS = 2.0  # minimum interval of `deferred.sweep`
-MAX_WAIT_SECONDS = 2.0  # of a receive: messages that other workers defer meanwhile may become due
-MAX_DEAD_LETTERS = 20  # maximum number of messages that the server gave up, in one query
+MAX_WAIT_SECONDS = 2.0  # maximum wait of a receive, since messages that other workers defer may become due meanwhile
+MAX_DEAD_LETTERS = 20  # maximum number of messages in one query of the server's dead letters
 
 
 class Counts(msgspec.Struct):
     """
     The number of deliveries, and of runs of deferred messages, by outcome.
 
-    `late`: acknowledged too late for the broker, which delivers the message again.
+    `late`: deliveries that were acknowledged after they had expired at the broker, which delivers the message again.
     """
 
     handled: int = 0
@@ -98,10 +99,10 @@ class Worker:
     Handles the messages that one broker has for a group, in the thread that calls `run` or `step`.
 
     Args:
-        alias: the broker. A client is made in the thread that uses it, and again after an error.
-        stop: an event. When any thread sets it, or calls `stop()`, the current message is finished, and the others are deferred.
-        is_task: the worker runs inside a Celery task, so nothing else in the process sends its heartbeats: the lease thread does
-            while a handler runs.
+        alias: the broker. Its client is made in the thread of `run` or `step`, and again after an error.
+        stop: an event. When any thread sets it, or calls `stop()`, the worker finishes the current message and defers the others.
+        is_task: the worker runs in a Celery task. No other thread of that process sends the worker's heartbeats, so the lease
+            thread sends them while a handler runs.
 
     Raises:
         UnknownTopic, ConfigurationError: the group's topics contradict the settings.
@@ -117,23 +118,23 @@ class Worker:
         self._broker: Receives | None = None
         self._name = new_worker_name()
         self._loop = Loop("consumer", group.using, alias, group.name, self._name)
-        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")  # records refused writes to the inbox separately
+        self._inbox_loop = self._loop._replace(thread=f"inbox of {self._name}")  # its errors are refused writes to the inbox
         self._heartbeat_note = BY_CELERY if is_task else ""
         self._lease_thread = self._new_lease_thread()
         self._max_messages = max([self._settings.batch_size, *(other.batch_size or 1 for other in group.consumers.values())])
         self._limits = limits.TopicLimits(group, self._topics)
         self._subscriptions = subscriptions.subscriptions_of(group)
-        self._seconds_per_message = 0.0  # how long handling a message has taken recently
-        self._database_used_at = 0.0  # when the database last answered; 0 if the connection has to be checked before its next use
+        self._seconds_per_message = 0.0  # how long it takes to handle a message, estimated from the last receives
+        self._database_used_at = 0.0  # when the database last answered; 0: check the connection before its next use
         self._heartbeat_at = float("-inf")
         self._due_checked_at = self._swept_at = self._given_up_checked_at = float("-inf")
-        self._due_at = 0.0  # when the next deferred message is due
-        self._unrecorded_runs: list[tuple[int, int]] = []  # runs that have ended while the database was unavailable
-        self._probe_bytes: int | None = None  # the size of the message that the database could not store
-        self._deferred_keys: set[str | None] = set()  # a received message of the key was deferred, so later ones are, too
+        self._due_at = 0.0  # when the next deferred message is due; 0 if one may be due now
+        self._unrecorded_runs: list[tuple[int, int]] = []  # (id, runs) of runs that ended while the database was unavailable
+        self._probe_bytes: int | None = None  # after an outage: the size of the body that could not be stored
+        self._deferred_keys: set[str | None] = set()  # order keys of which a message was deferred since the last receive
 
     def stop(self) -> None:
-        """Ask `run` to return soon; from any thread."""
+        """Ask `run` to return soon; may be called from any thread."""
         self._stop.set()
         if (broker := self._broker) is not None:
             broker.interrupt()
@@ -148,7 +149,7 @@ class Worker:
             until_idle: return when a receive brings no message and no deferred message is due.
             once: return after the first receive.
             seconds: return after this time; the current message is finished first.
-            patience: raise an error that has lasted for this many seconds; by default try again forever.
+            patience: raise the error if no step has succeeded for this many seconds; by default try again forever.
         """
         deadline = time.monotonic() + seconds if seconds is not None else float("inf")
         wait = IDLE_WAIT if until_idle or once else self._settings.wait
@@ -193,11 +194,11 @@ class Worker:
         Raises:
             NotMigrated: the database has no tables of the outbox, or is read-only.
             BrokerUnavailable, django.db.OperationalError: the broker or the database cannot be reached. No message is lost:
-                unacknowledged ones are redelivered.
+                the broker delivers unacknowledged messages again.
         """
         number_run = self._run_due()
         broker = self._open_broker()
-        if self._stop.is_set():  # `stop` may have come before there was a broker to interrupt
+        if self._stop.is_set():  # perhaps before there was a broker for `stop` to interrupt
             return number_run
         dead_letters = self._receive_dead_letters(broker)
         topics = self._limits.open_topics()
@@ -206,7 +207,7 @@ class Worker:
         if not topics:
             self._stop.wait(wait.total_seconds())
             return number_run + dead_letters
-        received_at = time.monotonic()  # before the call, since the broker counts INVISIBLE from a time within it
+        received_at = time.monotonic()  # before the call, since INVISIBLE begins at a time during the call
         invisible = self._settings.invisible
         limit = affordable(self._max_messages, invisible, self._seconds_per_message)
         deliveries = broker.receive(self.group.name, topics, limit=limit, invisible_for=invisible, wait=wait)
@@ -215,7 +216,7 @@ class Worker:
         return number_run + dead_letters + len(deliveries)
 
     def close(self) -> None:
-        """Close the broker; the next step makes a new client."""
+        """Close the broker's client and the lease thread; the next step makes new ones."""
         self._lease_thread.close()
         self._lease_thread = self._new_lease_thread()
         self._database_used_at = 0.0
@@ -227,24 +228,28 @@ class Worker:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def holdings(self) -> Holdings:
-        """Return why topics cannot be received from, and the running handler; may be called from any thread."""
+        """Return the topics that are not received, with the reasons, and the running handler; may be called from any thread."""
         broker = self._broker
         return {**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running()
 
     def _pause(self, seconds: float, *, may_run_due: bool) -> None:
-        """Wait after an error. With `may_run_due`, since only the broker is unavailable, run due deferred messages meanwhile."""
+        """Wait after an error; with `may_run_due` (only the broker is unavailable), run due deferred messages meanwhile."""
         until = time.monotonic() + seconds
         while not self._stop.is_set() and (remaining := until - time.monotonic()) > 0:
             if may_run_due:
                 try:
                     self._run_due()
-                except Exception:  # the next `step` raises it again
+                except Exception:  # if the cause remains, the next `step` raises it again
                     may_run_due = False
             remaining = min(remaining, max(0.0, until - time.monotonic()))
             self._stop.wait(min(remaining, POLL_SECONDS) if may_run_due else remaining)
 
     def _run_due(self) -> int:
-        """Check the database, write what is overdue there, and run at most BATCH_SIZE due messages; return their number."""
+        """
+        Run at most BATCH_SIZE deferred messages that are due; return how many were run.
+
+        First check the database, send a heartbeat if one is due, and recover from an outage.
+        """
         self._check_database()
         self._send_heartbeat()
         self._recover()
@@ -266,7 +271,7 @@ class Worker:
             taken = deferred.take(self.group.name, self._subscriptions, self.group.using, may_doubt=doubt.is_granted)
             if taken is None:
                 return False
-            if taken.crashes:  # it may have killed a process
+            if taken.crashes:  # the message is in doubt, so this thread keeps the permission while the handler runs
                 consumer = self.group.find(taken.delivery.topic, taken.type, taken.delivery.tag)
                 doubt.extend(consumer.time_limit if consumer else None)
             else:
@@ -286,9 +291,9 @@ class Worker:
 
     def _check_due(self) -> bool:
         """
-        Return whether a deferred message is due, and remember when the next one is.
+        Return whether a deferred message is due, and remember when the next one will be due.
 
-        If messages are asleep, also sweep: the process that should wake them may have died.
+        If messages are asleep, also sweep at most every SWEEP_SECONDS: the process that should wake them may have died.
         """
         self._due_checked_at = time.monotonic()
         is_due, is_asleep, seconds = deferred.check_due(self.group.name, self.group.using)
@@ -299,7 +304,7 @@ class Worker:
         return is_due
 
     def _receive_dead_letters(self, broker: Receives) -> int:
-        """Store messages that the server gave up as dead letters, and acknowledge them to the server; return their number."""
+        """Store messages of the server's dead-letter queue as dead letters, acknowledge those stored; return how many came."""
         if not HasDeadLetterQueue.has(broker) or time.monotonic() - self._given_up_checked_at < POLL_SECONDS:
             return 0
         self._given_up_checked_at = time.monotonic()
@@ -314,7 +319,7 @@ class Worker:
         known = []
         for delivery, result in zip(dead_letters, results, strict=True):
             self.counts.add(result.outcome)
-            if result.outcome is Outcome.RELEASED:  # it stays at the server, and is received again
+            if result.outcome is Outcome.RELEASED:  # the message stays at the server, and is received again
                 self._remember_outage(delivery)
                 continue
             known.append(delivery)
@@ -330,11 +335,12 @@ class Worker:
         started_at = time.monotonic()
         self._lease_thread.hold(broker, plan(self.group, deliveries), received_at=received_at)
         handled = self._handle_all(broker)
-        # A slow message lowers the limit of the next receives, so that fewer messages wait behind a slow one and are deferred.
+        # After a slow message, the next receives have a lower limit, so that fewer messages wait behind slow ones and are
+        # deferred.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
 
     def _handle_all(self, broker: Receives) -> int:
-        """Handle the received deliveries; return their number. Release the rest after an outage, defer the rest after a stop."""
+        """Handle the held deliveries; return how many. Release the rest after an outage, defer the rest after a stop."""
         acked_at = time.monotonic()
         handled = 0
         is_outage, error_to_raise = False, None
@@ -356,7 +362,7 @@ class Worker:
         return handled
 
     def _handle(self, deliveries: list[Delivery]) -> list[HandlingResult]:
-        """Handle deliveries that were planned together."""
+        """Handle a list of deliveries from `plan`: one delivery, or several that are ignored, deferred or handled together."""
         first = deliveries[0]
         if len(deliveries) == 1:
             if order_key_of(first) in self._deferred_keys:
@@ -369,7 +375,7 @@ class Worker:
         return handle_together(self.group, deliveries, self._lease_thread)
 
     def _settle(self, taken: Sequence[Held], results: Sequence[HandlingResult]) -> bool:
-        """Count results, and mark stored messages as ready to be acknowledged; return whether the database is unavailable."""
+        """Count results, and mark deliveries as done, except RELEASED ones; return whether there is one (the database failed)."""
         is_outage = False
         for held, result in zip(taken, results, strict=True):
             if result.outcome is Outcome.RELEASED:
@@ -377,7 +383,7 @@ class Worker:
                 self._remember_outage(held.delivery)
                 continue
             self.counts.add(result.outcome)
-            loop_errors.clear(self._inbox_loop)  # only here: a step without messages does not show that the inbox can be written
+            loop_errors.clear(self._inbox_loop)  # not in `run`: a step without messages does not show that inbox writes succeed
             self._lease_thread.done(held)
             if result.outcome is Outcome.DEFERRED:
                 self._due_at = 0.0
@@ -393,9 +399,9 @@ class Worker:
 
     def _end_session(self) -> None:
         """
-        Close Django's connection, and end its session.
+        Close Django's connection, and end its session at the server.
 
-        A handler may have changed a setting of the session (such as its role), so that the database refuses all writes.
+        A handler may have changed a setting of the session (such as its role), because of which the database refuses all writes.
         """
         connection = connections[self.group.using]
         if not connection.in_atomic_block:  # in a test, closing would lose the transaction around it
@@ -412,7 +418,7 @@ class Worker:
         logger.warning(text, self.group.name, delivery.message_id, extra=fields_of(delivery))
 
     def _settle_rest(self, broker: Receives, *, is_outage: bool) -> None:
-        """Acknowledge finished deliveries. Defer and acknowledge the others, or release them if the database is unavailable."""
+        """Acknowledge done deliveries. Defer and acknowledge the others; release those that the database could not store."""
         remaining = self._lease_thread.end_waiting()
         stopped = [(delivery, Deferral.unhandled(Reason.STOP, delivery)) for delivery in remaining]
         results = [RELEASED] * len(remaining) if is_outage else defer(self.group, stopped)
@@ -432,7 +438,7 @@ class Worker:
                     self._report_late(delivery)
 
     def _defer_waiting(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
-        """Defer deliveries that wait behind a slow handler, over a separate connection; acknowledge them and finished ones."""
+        """In the lease thread: defer `waiting` deliveries over a separate connection; acknowledge these and `done` ones."""
         settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         if waiting:
             with database.connect(
@@ -445,7 +451,7 @@ class Worker:
             broker.ack([*waiting, *done])
 
     def _log_error(self, error: Exception, pause: float) -> None:
-        """Log an error; without a traceback if the database or broker is unavailable."""
+        """Log an error, and that the worker tries again after `pause`; without a traceback if the cause is known."""
         extra = log_fields(group=self.group.name, broker=self.alias, database=self.group.using)
         if isinstance(error, NotMigrated):
             logger.warning("Group %r waits: %s", self.group.name, error, extra=extra)
@@ -463,7 +469,7 @@ class Worker:
         """
         Raise an error if the database is unavailable, before messages are received.
 
-        The connection is kept regardless of CONN_MAX_AGE: opening a new one costs more than handling most messages.
+        The connection is kept regardless of CONN_MAX_AGE: opening another one takes longer than handling most messages.
         """
         if time.monotonic() - self._database_used_at > IDLE_SECONDS:
             database.drop_if_lost(self.group.using)
@@ -473,7 +479,7 @@ class Worker:
             self._database_used_at = time.monotonic()
 
     def _recover(self) -> None:
-        """After an outage, raise an error if the database still cannot store a message of that size; record the ends of runs."""
+        """After an outage, raise an error if the database still cannot store a message of `_probe_bytes`; record ends of runs."""
         if self._probe_bytes is not None:
             with inbox_statements():
                 deferred.probe(self.group.name, os.urandom(self._probe_bytes), self.group.using)
@@ -515,9 +521,9 @@ def plan(group: Group, deliveries: Sequence[Delivery]) -> list[list[Delivery]]:
     """
     Return deliveries in the order in which they are handled, in lists that are handled together.
 
-    The first lists hold the deliveries of unordered topics that no handler takes, which are ignored together, and those that were
-    delivered before, which are deferred together. All others follow in the order in which they were received; on ordered topics,
-    this keeps the messages of a key in order.
+    The first two lists are of unordered topics: deliveries that no handler takes, which are ignored together, and redeliveries,
+    which are deferred together. The others follow in the order in which they were received, which keeps the messages of a key in
+    order; a batch comes when it is complete, and incomplete batches come last.
     """
     ignored: list[Delivery] = []
     again: list[Delivery] = []
@@ -566,7 +572,8 @@ class ConsumerThreads:
         """
         Start the threads. Each runs until it is stopped; with `until_idle` until no message comes; with `once` for one receive.
 
-        With `until_idle` or `once`, an outage longer than PATIENCE_SECONDS ends all threads; otherwise they wait for its end.
+        With `until_idle` or `once`, an outage longer than PATIENCE_SECONDS ends all threads; otherwise they wait until it is
+        over.
         """
         for worker in self.workers:
             name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"
@@ -579,7 +586,7 @@ class ConsumerThreads:
         return {(worker.group.using, worker.alias, worker.group.name) for worker in self.workers}
 
     def stop(self) -> None:
-        """Ask each worker to finish its message and end; from any thread."""
+        """Ask each worker to finish its current message and end; may be called from any thread."""
         for worker in self.workers:
             worker.stop()
 
@@ -591,7 +598,7 @@ class ConsumerThreads:
         Wait until all threads have ended.
 
         Raises:
-            BaseException: the error that ended a worker.
+            BaseException: the first error that ended a worker.
         """
         for thread in self.threads:
             thread.join()
@@ -609,7 +616,7 @@ class ConsumerThreads:
     def _work(self, worker: Worker, until_idle: bool, once: bool) -> None:
         try:
             worker.run(until_idle=until_idle, once=once, patience=PATIENCE_SECONDS if until_idle or once else None)
-        except BaseException as error:  # an interrupt in a thread must be propagated
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt, so that `join` raises them
             self._errors.append(error)
             self._stop.set()
         finally:
