@@ -1,10 +1,10 @@
 """
 Deliver messages to one group again: messages that were lost on the way, and messages that the group ignored.
 
-A lost message has a number in an open gap of the group. An ignored message has an inbox row, since no live process of the group
-had a handler for it. The outbox that published them still has them, until they are pruned. They become deferred messages of the
-group, so that its consumers handle them. If the broker still delivers a copy, it is dropped. Source:
-docs/explanation/deliveries.md.
+The number of a lost message is in an open gap of the group. An ignored message has an inbox row, although no live process of the
+group had a handler for it. The outbox that published these messages still has their rows, until they are pruned. From the rows,
+this module stores the messages as deferred messages of the group, so that its consumers handle them. If the broker still delivers
+one of the messages, the copy is dropped. Source: docs/explanation/deliveries.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from outbox.message import Header, TopicType, read_headers
 from outbox.models import Act, State
 from outbox.relay.cloudevents import OutgoingBuilder
 
-LISTED = 1000  # maximum number of messages of a gap, and of ignored messages of a group
+LISTED = 1000  # maximum number of messages that are listed for a gap, or as ignored by a group
 
 SOURCE = "SELECT id FROM outbox_source"
 
@@ -34,7 +34,7 @@ SELECT consumer_group, source, topic, lane, first_number, last_number FROM outbo
 WHERE closed_at IS NULL ORDER BY consumer_group, topic, source, lane, first_number
 """
 
-# The messages with a range of numbers, and their headers, which are NULL if the message row is gone.
+# The messages with the numbers of a gap: their headers, which are NULL if the message row is gone, and the state of their batch.
 NUMBERED = """
 SELECT b.first_seq + u.n - 1, u.id, m.headers, b.state
 FROM outbox_topic t JOIN outbox_batch b ON b.topic_id = t.id AND b.lane = %(lane)s
@@ -45,7 +45,7 @@ WHERE t.name = %(topic)s AND u.n <> ALL (b.split) AND b.first_seq + u.n - 1 BETW
 ORDER BY 1 LIMIT %(limit)s
 """
 
-# A discard by an operator also writes an inbox row with delivery_count 0.
+# An inbox row with delivery_count 0 is of an ignored message, or of one that an operator discarded.
 _IS_IGNORED = """consumer_group = %(group)s AND delivery_count = 0 AND NOT EXISTS (
     SELECT FROM outbox_operator_act a
     WHERE a.message_id = i.message_id AND a.consumer_group = i.consumer_group AND a.act = 'discarded')"""
@@ -58,7 +58,7 @@ ORDER BY handled_at DESC LIMIT %(limit)s
 
 HEADERS = "SELECT id, headers FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 
-# Messages as the relay sent them, in the order of their numbers.
+# What the relay sent of each message, in the order of lanes and numbers.
 SENT = """
 SELECT m.id::text, m.key, m.headers, m.about, m.body, s.lane, s.number, s.sent_at
 FROM outbox_message_state s JOIN outbox_message m ON m.id = s.id AND m.created_at = s.created_at
@@ -82,11 +82,12 @@ NO_TOPIC = "The topic is no longer in settings."
 
 class Undelivered(NamedTuple):
     """
-    A message that a group has not handled.
+    A message that a group has not handled, or several messages of a gap that are unknown.
 
     Args:
-        outbox: alias of the database that published the message; "" if none of this project's databases did.
-        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap, from `number` on.
+        outbox: alias of the database whose outbox published the message; "" if no database of this project has that outbox.
+        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap that begin at
+            `number`.
         refused: why the message cannot be delivered again; "" if it can.
     """
 
@@ -102,7 +103,7 @@ class Undelivered(NamedTuple):
 
 
 def lost(using: str) -> list[Undelivered]:
-    """Return the messages in the open gaps of the groups in a database, at most `LISTED` of each gap."""
+    """Return the messages in the open gaps of all groups of a database, at most `LISTED` of each gap."""
     rows: list[Undelivered] = []
     for group, source, topic, lane, first, last in database.raw(using).execute(GAPS).fetchall():
         outbox = _find_outbox(source, using)
@@ -119,7 +120,7 @@ def lost(using: str) -> list[Undelivered]:
 
 
 def _find_outbox(source: str, using: str) -> str:
-    """Return the alias of the database with a source id, preferably `using`; "" if no database of this project has it."""
+    """Return the alias of a database whose outbox has a source id, preferably `using`; "" if this project has none."""
     aliases = dict.fromkeys([using, *database.outbox_databases()])
     return next((alias for alias in aliases if database.raw(alias).execute(SOURCE).fetchone() == (source,)), "")
 
@@ -131,15 +132,17 @@ def _reason_to_refuse(group: str, topic: str) -> str:
 
 
 def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]:
-    """Of the newest `LISTED` messages that a group ignored, return those that it has a handler for now."""
+    """Return those of the newest `LISTED` messages that a group ignored, for which this process has a handler now."""
     values = {"group": group.name, "since": since, "limit": LISTED}
     rows = database.raw(group.using).execute(IGNORED, values).fetchall()
     undelivered: list[Undelivered] = []
     for source in sorted({row[0] for row in rows}):
         if outbox := _find_outbox(source, group.using):
-            places = {message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source}
-            for message_id, text in database.raw(outbox).execute(HEADERS, [list(places)]).fetchall():
-                (topic, lane, number), headers = places[message_id], read_headers(text)
+            numbering = {
+                message_id: (topic, lane, number) for row_source, topic, lane, number, message_id in rows if row_source == source
+            }
+            for message_id, text in database.raw(outbox).execute(HEADERS, [list(numbering)]).fetchall():
+                (topic, lane, number), headers = numbering[message_id], read_headers(text)
                 type_name = headers.get(Header.TYPE, "")
                 if group.find(topic, type_name, headers.get(Header.TAG, "")):
                     undelivered.append(Undelivered(group.name, outbox, topic, lane, number, message_id, type_name))
@@ -148,26 +151,27 @@ def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]
 
 def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> int:
     """
-    Store messages as deferred messages of their groups, in a transaction per group, outbox and topic; return their number.
+    Store messages as deferred messages of their groups, in a transaction per group, outbox and topic; return how many are new.
 
-    Messages that the group has handled or deferred meanwhile are skipped. Messages that no live process of the group subscribes
-    to are ignored again.
+    Unknown and refused messages are skipped, as are those that the group has handled or deferred meanwhile. Messages that no live
+    process of the group subscribes to are ignored again.
 
     Args:
         by: who does it: a user name, or a command and the user who ran it.
         reason: why, in the operator's words.
     """
-    kinds: dict[tuple[str, str, str], list[UUID]] = {}
+    ids_by_target: dict[tuple[str, str, str], list[UUID]] = {}
     for row in rows:
         if row.message_id and not row.refused:
-            kinds.setdefault((row.group, row.outbox, row.topic), []).append(row.message_id)
+            ids_by_target.setdefault((row.group, row.outbox, row.topic), []).append(row.message_id)
     return sum(
-        _defer(groups()[name], topic, ids, outbox=outbox, by=by, reason=reason) for (name, outbox, topic), ids in kinds.items()
+        _defer(groups()[name], topic, ids, outbox=outbox, by=by, reason=reason)
+        for (name, outbox, topic), ids in ids_by_target.items()
     )
 
 
 def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: str, reason: str) -> int:
-    """Defer messages of a topic in the form in which a relay sends them."""
+    """Store messages of a topic as deferred messages, in the form in which a relay sends them; return how many were stored."""
     connection = database.raw(outbox)
     [source] = connection.execute(SOURCE).fetchone() or ("",)
     kind = conf.topic_settings(topic).type or TopicType.NORMAL

@@ -44,9 +44,9 @@ NO_JIT = "SET LOCAL jit = off"
 # Find a group's gaps and record them in outbox_gap; return those that are new or have changed.
 #
 # `hole`: numbers that are missing between two neighbours among the last numbers of a lane in the inbox, if the later neighbour
-# arrived before the settle time, and the earlier one is younger than the retention (otherwise inbox rows may have been pruned).
-# `piece`: the parts of holes, and of gaps that are open already, whose numbers are in no table, and not explained by the outbox.
-# `missing`: the pieces that are not within a larger one. Open gaps that no longer begin with a missing number are closed.
+# arrived longer ago than the settle time, and the earlier one is younger than the retention (otherwise inbox rows may have been
+# pruned). `piece`: the parts of holes, and of gaps that are open already, whose numbers are in no table, and not explained by the
+# outbox. `missing`: the pieces that are not within a larger one. Open gaps that no longer begin with a missing number are closed.
 FIND = """
 WITH RECURSIVE lane_of AS (
     (SELECT topic, source, lane FROM outbox_inbox WHERE consumer_group = %(group)s AND number IS NOT NULL
@@ -156,7 +156,7 @@ Missing = dict[str, Any]
 
 
 def watched_topics(group: Group) -> list[str]:
-    """Return a group's topics except those of type delay, whose messages arrive too late for gaps to mean that they are lost."""
+    """Return a group's topics except those of type delay, where a missing number only means that its message is delayed."""
     return [topic for topic in group.topics if conf.topic_settings(topic).type is not TopicType.DELAY]
 
 

@@ -130,7 +130,7 @@ def defer(
     If the database is unavailable or refuses to store them, the results are RELEASED. Never raises an `Exception`.
 
     Args:
-        error: the error because of which they are deferred; it is recorded as a failure of each. None if they were not handled.
+        error: the error in handling them, which is recorded as a failure of each; None if their handler was not called.
     """
     if not deferrals:
         return []

@@ -335,8 +335,7 @@ class Worker:
         started_at = time.monotonic()
         self._lease_thread.hold(broker, plan(self.group, deliveries), received_at=received_at)
         handled = self._handle_all(broker)
-        # After a slow message, the next receives have a lower limit, so that fewer messages wait behind slow ones and are
-        # deferred.
+        # After a slow message, the next receives have a lower limit, so that fewer messages are deferred behind slow ones.
         self._seconds_per_message = max((time.monotonic() - started_at) / max(1, handled), self._seconds_per_message / 2)
 
     def _handle_all(self, broker: Receives) -> int:
@@ -401,7 +400,7 @@ class Worker:
         """
         Close Django's connection, and end its session at the server.
 
-        A handler may have changed a setting of the session (such as its role), because of which the database refuses all writes.
+        If a handler has changed a setting of the session, such as its role, the database may refuse all writes until then.
         """
         connection = connections[self.group.using]
         if not connection.in_atomic_block:  # in a test, closing would lose the transaction around it
@@ -572,8 +571,7 @@ class ConsumerThreads:
         """
         Start the threads. Each runs until it is stopped; with `until_idle` until no message comes; with `once` for one receive.
 
-        With `until_idle` or `once`, an outage longer than PATIENCE_SECONDS ends all threads; otherwise they wait until it is
-        over.
+        With `until_idle` or `once`, an outage longer than PATIENCE_SECONDS ends all threads; otherwise they wait for its end.
         """
         for worker in self.workers:
             name = f"Consumer of group {worker.group.name!r}, broker {worker.alias!r}"

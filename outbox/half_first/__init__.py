@@ -1,17 +1,18 @@
 """
 Half first: the broker stores the half message before the work of the transaction begins.
 
-A half message is stored by the broker and hidden from consumers. To end it is to commit it or roll it back. In a check-back, the
-broker asks whether the half message's transaction committed.
+A half message is stored by the broker and hidden from consumers. To *end* it is to commit it or roll it back. In a *check-back*,
+the broker asks whether the half message's transaction committed. The *sweep* is a periodic round of each relay.
 
-THE ORDER. The first statements of the transaction insert the message row and its batch, which is decided. Then the half message
-is sent, the work is done, the database commits, and the half message is committed. A check-back in the meantime waits for the
-lock on the message row, and so for the end of the transaction. Therefore its answer agrees with the final state of the database.
+THE ORDER. The first statements of the transaction insert the message row and its batch, in the state of a batch that is to be
+committed. Then the half message is sent, the work is done, the database commits, and the half message is committed. If a
+check-back comes before that, its answer waits for the lock on the message row until the transaction has ended. So the answer
+agrees with the final state of the database.
 
 While its topic is paused, a message does not go half first: it is stored like any other, and a relay sends it after the pause.
 
-If this process does not end the half message, because it died, was too late, or does not know whether its database commit
-succeeded, a check-back (`check_backs/resolve.py`) or the sweep (`relay/commit.py`) ends it, whichever comes first.
+This process may fail to end the half message: it died, was too late, or does not know whether its database commit succeeded. Then
+a check-back (`check_backs/resolve.py`) or the sweep (`relay/commit.py`) ends the half message, whichever comes first.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ def open_transaction(draft: Draft, using: str, *, publish: Callable[[], object],
     """
     Open the outermost transaction of a database, with a message that goes half first.
 
-    While the topic is paused, the message is published as usual and the broker is not called. A pause that begins later has no
-    effect on the half message: it is committed after its transaction.
+    While the topic is paused, `publish` is called, and the broker is not. A pause that begins later has no effect: the half
+    message is committed after its transaction.
 
     Args:
-        publish: writes the message in the transaction, for a relay to send; called if the topic is paused.
-        about: the row that the message is about, in the form of the column `outbox_message.about`.
+        publish: stores the message in the transaction, for a relay to send after the pause; called only if the topic is paused.
+        about: the row that the message is about, in the form of the column `outbox_message.about`; None if there is none.
 
     Raises:
         ConfigurationError: the message's topic takes no half messages.
         NotOutermost: the connection is in a transaction already; or Django's autocommit was off, and the connection was closed.
         HalfNotStored: the broker did not confirm that it has stored the half message. The work has not begun.
-        BrokenTransaction: the work caught an error that had aborted its transaction; or it is unknown whether the transaction was
-            committed, since a statement or transaction on its connection did not end. Then a check-back finds out.
+        BrokenTransaction: the work caught an error that had aborted its transaction. Or a statement or transaction on its
+            connection did not end, so it is unknown whether the transaction was committed; then a check-back finds out.
     """
     if problem := topic_problem(draft.topic):
         raise ConfigurationError(f"{draft.subject} cannot go half first: {problem[0]}", hint=problem[1])
@@ -111,7 +112,7 @@ def topic_problem(topic: str) -> tuple[str, str] | None:
 
 
 def _close_unfinished(draft: Draft, using: str) -> None:
-    """Close the connection if it is broken, or was left in a transaction that no code will end."""
+    """Close the connection if it is broken, or if earlier code left it in a transaction that will not be ended."""
     try:
         refuse_manual(using)
     except BrokenTransaction as error:

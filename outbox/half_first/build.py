@@ -1,4 +1,4 @@
-"""The functions that build messages that go half first: `@transactional(half_first=build)`."""
+"""Functions that build the messages that go half first: the argument `build` of `@transactional(half_first=build)`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outbox.message import Message
 
 Build = Callable[..., "Message | tuple[Message, Model]"]
 
-registered: dict[Build, None] = {}  # a dict instead of a list, since method_decorator applies the decorator at each call
+registered: dict[Build, None] = {}  # an ordered set: method_decorator registers the same function at each call of the method
 
 
 def remember(build: Build, function: Callable[..., Any]) -> None:
     """
-    Register a function that builds the message for a decorated function, so that system checks find it.
+    Register `build`, which builds the message for the decorated `function`, so that system checks find it.
 
     Raises:
         ConfigurationError: `build` is not a plain function, or `function` has no parameter `message`.
@@ -41,12 +41,12 @@ def remember(build: Build, function: Callable[..., Any]) -> None:
 
 
 def part(built: Message | tuple[Message, Model]) -> tuple[Message, Model | None]:
-    """Return the built message, and the row that it is about; None if none was given."""
+    """Return the built message, and the model instance that it is about; None if `build` returned only a message."""
     return built if isinstance(built, tuple) else (built, None)
 
 
 def built_types() -> Iterator[tuple[str, type[Message]]]:
-    """Yield the name of each function that builds messages with each message type of its return annotation."""
+    """Yield pairs: the name of a registered function, and a message type in its return annotation."""
     for build in registered:
         hints: dict[str, Any] = {}
         with suppress(NameError):  # the annotation uses a name that is only imported for type checkers

@@ -1,4 +1,4 @@
-"""One half message that goes half first: how its transaction sends it, and how this process ends it."""
+"""One message that goes half first: its transaction sends the half message, which this process ends (commits or rolls back)."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ logger = get_logger(__name__)
 
 class HalfFirstMessage:
     """
-    A half message that goes half first.
+    A message that goes half first: its rows in the transaction, and its half message at the broker.
 
-    It is committed only after the database commit, and rolled back only if the transaction certainly did not commit. Otherwise it
-    is left to a check-back or the sweep. On a broker that stores a second copy for a second commit, it is committed only before
-    `ends_until` of its batch; no other process ends it until then.
+    The half message is committed only after the database commit, and rolled back only if the transaction certainly did not
+    commit. Otherwise a check-back or the sweep ends it. Some brokers store a second copy for a second commit. On these, this
+    process commits the half message only before `ends_until` of the batch, and other processes end it only after that time.
 
     Args:
-        half_id: the id that the half message will have.
+        half_id: the id that the half message will have at the broker.
     """
 
     def __init__(self, broker: Broker, draft: Draft, using: str, *, half_id: str) -> None:
         self.half = HalfRef(draft.topic, half_id, str(draft.id))
-        self.is_undone = False  # whether the transaction certainly never commits
+        self.is_undone = False  # whether the transaction certainly does not commit
         self._broker = HalfMessages.of(broker)
         self._draft = draft
         self._using = using
         self._batch_id: int  # set by `prepare`
-        self._began_at = 0.0  # just before the message row and the batch were written
+        self._began_at = 0.0  # just before `prepare` wrote the message row and the batch
         self._is_stored = False
         self._is_committed = False
 
     def prepare(self, topic: int, *, about: str | None) -> None:
         """
-        Insert message row and batch in the transaction. The broker's window for ending the half message begins here.
+        Insert message row and batch in the transaction. The time within which this process may commit (`commit_window`) begins.
 
         Raises:
             HalfNotStored: the message has a tombstone. The transaction is aborted.
@@ -68,7 +68,7 @@ class HalfFirstMessage:
         Send the half message.
 
         Raises:
-            HalfNotStored: the broker did not confirm that it is stored. If it is, the check-back rolls it back.
+            HalfNotStored: the broker did not confirm that the half message is stored. If it is, a check-back rolls it back.
         """
         refusal = f"{self._draft.subject} was not sent half first, so nothing was done. Broker {self._broker.alias!r}"
         try:
@@ -79,13 +79,13 @@ class HalfFirstMessage:
             raise HalfNotStored(f"{refusal} returned {outcome.status}: {outcome.reason}")
         self._is_stored = True
         self.half = replace(self.half, place=outcome.place)
-        if outcome.place:  # another process may have to end the half message, and needs it
+        if outcome.place:  # another process may have to end the half message, and then needs the place
             with connections[self._using].cursor() as cursor:
                 store_half_first_place(cursor, self._batch_id, outcome.place)
 
     @contextmanager
     def undone_by_an_exception(self) -> Iterator[None]:
-        """Record that an exception from the block keeps the transaction from committing."""
+        """Set `is_undone` if the block raises an exception, with which the transaction does not commit."""
         try:
             yield
         except BaseException:
@@ -93,19 +93,19 @@ class HalfFirstMessage:
             raise
 
     def commit(self) -> None:
-        """Commit the half message after the database commit, unless the broker's window is over."""
+        """Commit the half message; called after the database commit. Does nothing if the broker's `commit_window` is over."""
         self._is_committed = True
         failpoint("half_first.after_commit")
         window = self._broker.commit_window
-        within = None if window is None else window - timedelta(seconds=monotonic() - self._began_at)
-        if within is not None and within <= timedelta(0):
+        remaining = None if window is None else window - timedelta(seconds=monotonic() - self._began_at)
+        if remaining is not None and remaining <= timedelta(0):
             logger.info(
                 "The transaction of message %s ended after the broker's window; a check-back or sweep commits the half message.",
                 self.half.message_id,
                 extra=self._fields(),
             )
             return
-        outcome = self._end(Resolution.COMMIT, within=within)
+        outcome = self._end(Resolution.COMMIT, within=remaining)
         failpoint("half_first.after_end")
         if outcome.status is SendStatus.ACCEPTED and outcome.ended is Ended.COMMITTED:
             with connections[self._using].cursor() as cursor:
@@ -121,11 +121,11 @@ class HalfFirstMessage:
             )
 
     def settle(self) -> None:
-        """Roll the half message back if it is stored and its transaction certainly did not commit."""
+        """Roll the half message back if it is stored and its transaction certainly did not commit; otherwise do nothing."""
         if self.is_undone and self._is_stored and not self._is_committed:
             try:
                 self._end(Resolution.ROLLBACK)
-            except Exception:  # logged only, since the exception that has undone the transaction is being raised
+            except Exception:  # only logged, so as not to replace the error that has undone the transaction
                 text = "The half message of %s could not be rolled back; a check-back does so."
                 logger.exception(text, self.half.message_id, extra=self._fields())
 
@@ -135,7 +135,7 @@ class HalfFirstMessage:
         )
 
     def _outgoing(self, about: str | None) -> Outgoing:
-        """Return the message as a relay would send it. Batch id 0 in its token means that it went half first."""
+        """Return the half message as a relay would send it, except that its token has batch id 0: the message goes half first."""
         draft = self._draft
         batch = ClaimedBatch(0, 1, draft.topic, TopicType.TRANSACTION, lane=None, first_seq=None, message_ids=[str(draft.id)])
         builder = OutgoingBuilder(batch, source=self.half.source, is_half=True)

@@ -1,8 +1,8 @@
 """
-The pool of broker clients with which this process sends half messages that go half first.
+The pool of broker clients with which this process sends and ends half messages that go half first.
 
-If a broker is thread-safe, all threads share one client. Otherwise each current transaction has a separate client, which is kept
-for the next transaction. Clients are made at first use; a forked child process makes new ones.
+If a broker's client is thread-safe, all threads share one. Otherwise each transaction has a client for itself, which goes to the
+pool of idle clients after the transaction. Clients are made when they are needed; a forked child process makes new ones.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from outbox.brokers.capabilities import HalfMessages
 from outbox.check_backs.loop import listen_in_this_process
 from outbox.forks import ForkSafeLock
 
-# (process, alias) -> the settings from which brokers were made, and the idle ones. pop() and append() of a list are atomic.
+# (process id, alias) -> the settings from which clients were made, and the idle clients. No lock is needed, since pop() and
+# append() of a list are atomic.
 _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
 class _Shared(msgspec.Struct):
-    """A broker that all threads share. `users` is changed under the lock; the last user of a retired broker closes it."""
+    """A client that all threads share. `_lock` guards `users`, their number; the last user of a retired client closes the client."""
 
     broker: Broker
     settings: conf.Settings
     users: int = 0
-    is_retired: bool = False
+    is_retired: bool = False  # the settings have changed, so new users get another client
 
 
 _shared: dict[tuple[int, str], _Shared] = {}
@@ -39,10 +40,10 @@ _lock = ForkSafeLock()
 @contextmanager
 def acquire(alias: str, using: str) -> Iterator[Broker]:
     """
-    Provide a broker that is thread-safe, or that no other thread uses during the block.
+    Provide a client that is thread-safe, or that no other thread uses during the block.
 
     Args:
-        using: the database from which this process answers check-backs, if the broker asks its producers.
+        using: the database for check-backs about half messages without a token, if the broker asks its producers.
     """
     kind = conf.broker_class(alias)
     lend = _lend_shared if issubclass(kind, HalfMessages) and kind.is_thread_safe else _lend_exclusive
@@ -51,7 +52,7 @@ def acquire(alias: str, using: str) -> Iterator[Broker]:
 
 
 def close_idle() -> None:
-    """Close the idle brokers of this process, for example before a test database is dropped."""
+    """Close the clients of this process that no thread uses, for example before a test database is dropped."""
     for (pid, _), (_, idle) in list(_idle.items()):
         if pid == os.getpid():
             _close(idle)
@@ -75,7 +76,7 @@ def _lend_exclusive(alias: str, using: str) -> Iterator[Broker]:
     finally:
         if _idle_of(alias) is idle:
             idle.append(broker)
-        else:  # settings have changed meanwhile
+        else:  # the settings have changed meanwhile
             broker.close()
 
 
@@ -90,7 +91,7 @@ def _lend_shared(alias: str, using: str) -> Iterator[Broker]:
 
 
 def _join(alias: str) -> _Shared:
-    """Return the broker that all threads share, and count a user."""
+    """Return the client that all threads share, and count the caller as a user until `_release`."""
     key, settings = (os.getpid(), alias), conf.settings()
     with _lock.current:
         shared = _shared.get(key)
@@ -110,7 +111,7 @@ def _release(shared: _Shared) -> None:
 
 
 def _retire(shared: _Shared | None) -> None:
-    """Close a broker that was made from older settings, now or when its last user releases it."""
+    """Close a client that was made from older settings: now if it has no users, otherwise when the last one releases it."""
     if shared is not None:
         shared.is_retired = True
         if not shared.users:
@@ -119,8 +120,8 @@ def _retire(shared: _Shared | None) -> None:
 
 def _idle_of(alias: str) -> list[Broker]:
     settings = conf.settings()
-    made_by, idle = _idle.setdefault((os.getpid(), alias), (settings, []))
-    if made_by is not settings:
+    made_from, idle = _idle.setdefault((os.getpid(), alias), (settings, []))
+    if made_from is not settings:
         _close(idle)
         _idle[os.getpid(), alias] = settings, (idle := [])
     return idle
