@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # so that registering a handler imports no broker
     from outbox.brokers.base import Delivery
 
 SOURCE_PREFIX = "urn:uuid:"  # begins the source of each outbox, whose message ids are UUIDs
-MAX_KEY_BYTES = 500  # of an idempotency key or order key; PostgreSQL can index up to 2,704 bytes
+MAX_KEY_BYTES = 500  # limit of idempotency keys and order keys; PostgreSQL can index up to 2,704 bytes
 
 
 class Context(msgspec.Struct, frozen=True):

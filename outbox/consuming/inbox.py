@@ -67,8 +67,9 @@ _IS_NEXT = f"""(pg_try_advisory_xact_lock({Lock.ORDER}, hashtext(%(order)s::text
 CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
-# For handlers that define the idempotency key. The inbox row of a discarded message has the message's id as its key, so a row
-# with the handler's key does not conflict with it. So LOCK_MESSAGE first locks the id, and then both tables are searched for it.
+# Claims with a key that the handler defines. The inbox row of a discarded message has the message's id as its key, so a row with
+# the handler's key does not conflict with that row. So LOCK_MESSAGE locks the id first, and then both tables are searched for the
+# id.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_BY_HANDLER_KEY = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 CLAIM_BY_HANDLER_KEY_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")

@@ -43,7 +43,9 @@ CHECK_SECONDS = 0.25  # interval of the checks of a running handler
 TOUCH_SECONDS = 5.0  # maximum interval of the statements that keep an idle transaction alive
 RENEWALS = 3  # a delivery is renewed after each INVISIBLE / RENEWALS
 INTERRUPT_SECONDS = 1.0  # interval of the interruptions of a handler after its time limit
-GIVE_UP_SECONDS = 10.0  # from the time limit until the process ends; more than `register.CANCEL_SECONDS` for a coroutine's end
+GIVE_UP_SECONDS = (
+    10.0  # the process ends this time after the limit; more than `register.CANCEL_SECONDS`, within which coroutines end
+)
 REPORTED_AFTER = 5  # a handler that has run for this multiple of INVISIBLE is reported in an alert
 
 _worker_numbers = itertools.count(1)

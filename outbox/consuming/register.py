@@ -26,7 +26,7 @@ from outbox.consuming.delivery_info import Context
 from outbox.errors import ConfigurationError, TimeLimitExceeded
 from outbox.message import Message, TopicType
 
-Handler = Callable[[Any, Any], object]  # of message and context; with a batch_size, of a list of each
+Handler = Callable[[Any, Any], object]  # takes message and context; with a batch_size, a list of each
 OnDead = Literal["block", "skip"]
 # Names of a handler's first parameter that show that the function does not expect the message there.
 NOT_A_MESSAGE = {"self", "cls", "context", "contexts"}
@@ -218,7 +218,7 @@ class Group(msgspec.Struct, frozen=True, dict=True):
         return plain_subject(topic) in self.consumers
 
 
-registered: dict[str, Group] = {}  # by the group's name
+registered: dict[str, Group] = {}  # group's name -> group
 
 
 def groups() -> Mapping[str, Group]:

@@ -437,7 +437,7 @@ class Worker:
                     self._report_late(delivery)
 
     def _defer_waiting(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
-        """In the lease thread: defer `waiting` deliveries over a separate connection; acknowledge these and `done` ones."""
+        """Defer `waiting` deliveries over a separate connection, and acknowledge them and `done` ones; called by the lease thread."""
         settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         if waiting:
             with database.connect(

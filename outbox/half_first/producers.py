@@ -25,7 +25,7 @@ _idle: dict[tuple[int, str], tuple[conf.Settings, list[Broker]]] = {}
 
 
 class _Shared(msgspec.Struct):
-    """A client that all threads share. `_lock` guards `users`, their number; the last user of a retired client closes the client."""
+    """A client that all threads share. `_lock` guards `users`, their number. The last user of a retired client closes it."""
 
     broker: Broker
     settings: conf.Settings
