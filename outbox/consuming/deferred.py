@@ -2,10 +2,10 @@
 Deferred messages, which a group has stored in its database to handle later: the table's statements, and the steps of a run.
 
 A message that a group could not handle at its first delivery is stored in `outbox_deferred`, and only then acknowledged, so that
-the broker need not deliver it again. A message *has ended* when it has an inbox row: it was handled or discarded. It is *known*
-if it has a row in `outbox_deferred` or in the inbox. A deferred row is deleted only in or after the transaction that inserts the
-message's inbox row, so a known message stays known. So a message may be acknowledged if and only if it is known, and the broker
-may deliver it at any time and any number of times. Source: docs/explanation/deliveries.md.
+the broker need not deliver it again. A message *has ended* when it has an inbox row: it was handled, ignored or discarded. It is
+*known* if it has a row in `outbox_deferred` or in the inbox. A deferred row is deleted only in or after the transaction that
+inserts the message's inbox row, so a known message stays known. Therefore a message may be acknowledged if and only if it is
+known, and the broker may deliver it at any time and any number of times. Source: docs/explanation/deliveries.md.
 
 A deferred message is run in two transactions. The first records the beginning of the run (TAKE), so that the record remains if
 the run kills its process. The second locks the row, and the handler runs within a savepoint of it; this lock is the lease of the
@@ -40,7 +40,7 @@ from outbox.logs import storable
 from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
-CRASH_LIMIT = 5  # after this number of runs without a recorded end, the message is not run again, but ends in `NeverEnded`
+CRASH_LIMIT = 5  # after this number of runs without a recorded end, the message is not run again, but fails with `NeverEnded`
 
 
 class Reason(enum.StrEnum):

@@ -60,7 +60,7 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
         with closing(LeaseThread()) as own_thread:
             return handle(group, delivery, own_thread)
     run = HandlerRun(group, [delivery], lease_thread)
-    before = connections[group.using].connection
+    connection_before = connections[group.using].connection
     try:
         require_id(delivery)
         run.consumer = find_consumer(group, delivery)
@@ -72,7 +72,7 @@ def handle(group: Group, delivery: Delivery, lease_thread: LeaseThread | None = 
     except FailpointReached:
         raise
     except BaseException as error:
-        return (_results_in_spite_of(run, error) or [_after_error(run, delivery, error, before)])[0]
+        return (_results_in_spite_of(run, error) or [_after_error(run, delivery, error, connection_before)])[0]
 
 
 def handle_together(group: Group, deliveries: Sequence[Delivery], lease_thread: LeaseThread) -> list[HandlingResult]:
@@ -174,11 +174,11 @@ def report_unrecorded(deliveries: Sequence[Delivery], write_error: Exception) ->
     return [replace(RELEASED, error_to_raise=inbox_error)] * len(deliveries)
 
 
-def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, before: Any) -> HandlingResult:
+def _after_error(run: HandlerRun, delivery: Delivery, error: BaseException, connection_before: Any) -> HandlingResult:
     """Defer the delivery that was handled alone, and raised an error; return RELEASED if the database caused the error."""
     if isinstance(error, InboxRefused):
         return replace(RELEASED, error_to_raise=error)
-    if is_outage(error, before):
+    if is_outage(error, connection_before):
         text = "Message %s was not handled, since the database failed; the broker delivers it again: %s"
         logger.warning(text, delivery.message_id, describe(error), extra=fields_of(delivery))
         return RELEASED

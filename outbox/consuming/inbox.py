@@ -1,10 +1,10 @@
 """
 The inbox: a row for each message that a group has handled, so that the group handles it once.
 
-A delivery is *claimed* at the beginning of the handler's transaction: one statement takes an advisory lock on the idempotency
-key, which is held until the transaction ends, and inserts the inbox row. If the message is delivered again meanwhile, the later
-delivery finds the lock taken; it does not wait for the lock, but is deferred. If a process freezes, the server's timeout for idle
-transactions ends its transaction.
+A delivery is *claimed* at the beginning of the handler's transaction: one statement locks the message's idempotency key until the
+transaction ends (an advisory lock), and inserts the inbox row. If the message is delivered again meanwhile, the later delivery
+finds the key locked; it does not wait, but is deferred. If a process freezes, the server's timeout for idle transactions ends the
+transaction.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from outbox.consuming.register import Consumer
 from outbox.database.locks import Lock
 from outbox.message import Header
 
-IDLE_SHARE = 0.75  # the timeout for idle transactions / INVISIBLE; the lease thread sends a statement every quarter of INVISIBLE
+# The timeout for idle transactions, as a fraction of INVISIBLE. While a handler runs, the timeout does not expire, since the
+# lease thread sends a statement at least every quarter of INVISIBLE.
+IDLE_SHARE = 0.75
 
+# Conditions in SQL. `_LOCK` still needs the name of a parameter, whose value is locked; `_IN_TABLE` the name of a table.
 _LOCK = f"pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %({{}})s::text))"
 _IN_TABLE = "EXISTS (SELECT FROM {} WHERE consumer_group = %(group)s::text AND message_id = %(message_id)s::uuid)"
 _IS_DEFERRED, _IS_ENDED = _IN_TABLE.format("outbox_deferred"), _IN_TABLE.format("outbox_inbox")
@@ -37,10 +40,10 @@ def _claim_statement(*, is_next: str = "true", is_known: str = "false") -> str:
     """
     Return the statement that claims a delivery. Both arguments are SQL conditions.
 
-    The inbox row is inserted unless another process is handling a message with the same idempotency key, or the inbox has a row
-    with that key; unless `is_next` is false: an earlier message of the order key is deferred or being handled; and unless
-    `is_known` is true: a table has a row with this message's id. The statement also limits the transaction's idle time to the
-    parameter `idle`, unless that is NULL or a limit is set already.
+    The inbox row is not inserted if another process is handling a message with the same idempotency key, if the inbox has a row
+    with that key, if `is_next` is false (an earlier message of the order key is deferred or being handled), or if `is_known` is
+    true (a table has a row with this message's id). The statement also limits the transaction's idle time to the parameter
+    `idle`, unless that is NULL or a limit is set already.
     """
     return f"""
 WITH l AS MATERIALIZED (
@@ -68,8 +71,7 @@ CLAIM = _claim_statement()
 CLAIM_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=_IS_DEFERRED)
 
 # Claims with a key that the handler defines. The inbox row of a discarded message has the message's id as its key, so a row with
-# the handler's key does not conflict with that row. So LOCK_MESSAGE locks the id first, and then both tables are searched for the
-# id.
+# the handler's key does not conflict with that row. LOCK_MESSAGE locks the id first; then both tables are searched for it.
 LOCK_MESSAGE = f"SELECT {_LOCK.format('message_key')}"
 CLAIM_BY_HANDLER_KEY = _claim_statement(is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")
 CLAIM_BY_HANDLER_KEY_IN_ORDER = _claim_statement(is_next=_IS_NEXT, is_known=f"({_IS_DEFERRED} OR {_IS_ENDED})")

@@ -43,9 +43,7 @@ CHECK_SECONDS = 0.25  # interval of the checks of a running handler
 TOUCH_SECONDS = 5.0  # maximum interval of the statements that keep an idle transaction alive
 RENEWALS = 3  # a delivery is renewed after each INVISIBLE / RENEWALS
 INTERRUPT_SECONDS = 1.0  # interval of the interruptions of a handler after its time limit
-GIVE_UP_SECONDS = (
-    10.0  # the process ends this time after the limit; more than `register.CANCEL_SECONDS`, within which coroutines end
-)
+GIVE_UP_SECONDS = 10.0  # this time after its limit a handler is given up; longer than `register.CANCEL_SECONDS` for coroutines
 REPORTED_AFTER = 5  # a handler that has run for this multiple of INVISIBLE is reported in an alert
 
 _worker_numbers = itertools.count(1)
@@ -220,21 +218,21 @@ class LeaseThread:
         if self._unload is None or runs_for < min(SLOW_SECONDS, self._invisible / 4) or not (self._waiting or self._done):
             return
         key = order_key_of(work.delivery)
-        behind: deque[list[Held]] = deque()
+        same_key: deque[list[Held]] = deque()
         others: list[Delivery] = []
         for held in itertools.chain.from_iterable(self._waiting):
             if key is not None and order_key_of(held.delivery) == key:
-                behind.append([held])
+                same_key.append([held])
             else:
                 others.append(held.delivery)
         if others or self._done:
             self._unload(others, [held.delivery for held in self._done])
-        self._waiting = behind
+        self._waiting = same_key
         self._done = []
 
     def _renew(self, now: float, *, is_given_up: bool) -> None:
-        waiting = [held for work in self._waiting for held in work]
-        held = [delivery for delivery in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not delivery.is_lost]
+        waiting = [entry for work in self._waiting for entry in work]
+        held = [entry for entry in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not entry.is_lost]
         if not held or self._broker is None or now - self._renewed_at < self._invisible / RENEWALS:
             return
         invisible_for = conf.settings().consumer.invisible

@@ -17,7 +17,7 @@ from outbox import conf, database
 from outbox.consuming.register import Group
 
 FAILURES_PER_SECOND = 20.0  # the allowed average
-FAILURES_AT_ONCE = 200.0  # as many failures above the average are allowed before the topic is not received
+FAILURES_AT_ONCE = 200.0  # this many failures above the average are allowed before the topic is no longer received
 COUNT_SECONDS = 10.0  # interval of counting deferred messages
 MAX_DEAD_LETTERS = 10_000  # maximum number of a topic's dead letters that come from the server's dead-letter queue
 
@@ -40,7 +40,7 @@ _full: dict[tuple[str, str], dict[str, int]] = {}  # (database, group) -> topics
 
 
 class TopicLimits:
-    """Which of its topics a worker may receive from: its own failures count, and the deferred messages of the whole group."""
+    """Says from which topics a worker may receive, by the failures of this worker and the deferred messages of its group."""
 
     def __init__(self, group: Group, topics: Sequence[str]) -> None:
         self._group = group

@@ -54,7 +54,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
     record the end later, with `deferred.end_late`.
     """
     run = HandlerRun(group, [taken.delivery], lease_thread)
-    before = connections[group.using].connection
+    connection_before = connections[group.using].connection
     try:
         run.consumer = find_consumer(group, taken.delivery)
         if taken.crashes >= CRASH_LIMIT:
@@ -68,7 +68,7 @@ def run_deferred(group: Group, taken: Taken, lease_thread: LeaseThread) -> Handl
     except FailpointReached:
         raise
     except BaseException as error:
-        result = _after_error(run, taken, error, before)
+        result = _after_error(run, taken, error, connection_before)
     if taken.order_key and result.outcome in (Outcome.HANDLED, Outcome.DUPLICATE, Outcome.DEAD_LETTER):
         deferred.wake_next(taken.order_key, group.using)
     return result
@@ -114,7 +114,7 @@ def _is_alive(using: str) -> bool:
     return wrapper.connection is not None and not wrapper.connection.closed and not wrapper.needs_rollback
 
 
-def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: object) -> HandlingResult:
+def _after_error(run: HandlerRun, taken: Taken, error: BaseException, connection_before: object) -> HandlingResult:
     """Return the result of a run after an error left its transaction; write the end of the run, if that is still necessary."""
     error_to_raise = run.error_at_shutdown(error)
     if run.is_committed:
@@ -122,7 +122,7 @@ def _after_error(run: HandlerRun, taken: Taken, error: BaseException, before: ob
         result = HANDLED
     elif error_to_raise:
         result = _end(run, taken, Deferral(Reason.STOP, failures=taken.failures))
-    elif isinstance(error, InboxRefused) or is_outage(error, before):
+    elif isinstance(error, InboxRefused) or is_outage(error, connection_before):
         text = "Message %s was not handled, since the database failed; it is run again: %s"
         logger.warning(text, taken.delivery.message_id, describe(error), extra=fields_of(taken.delivery))
         return replace(RELEASED, error_to_raise=error if isinstance(error, InboxRefused) else None)

@@ -202,8 +202,8 @@ class Worker:
             return number_run
         dead_letters = self._receive_dead_letters(broker)
         topics = self._limits.open_topics()
-        to_next = max(0.0, self._due_at - time.monotonic())
-        wait = min(wait, timedelta(seconds=min(MAX_WAIT_SECONDS, to_next)))
+        until_due = max(0.0, self._due_at - time.monotonic())
+        wait = min(wait, timedelta(seconds=min(MAX_WAIT_SECONDS, until_due)))
         if not topics:
             self._stop.wait(wait.total_seconds())
             return number_run + dead_letters
@@ -437,7 +437,7 @@ class Worker:
                     self._report_late(delivery)
 
     def _defer_waiting(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
-        """Defer `waiting` deliveries over a separate connection, and acknowledge them and `done` ones; called by the lease thread."""
+        """Defer `waiting` deliveries over another connection, and acknowledge `waiting` and `done` ones, in the lease thread."""
         settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
         if waiting:
             with database.connect(
