@@ -352,8 +352,7 @@ def lease(taken: Taken, handler_key: str | None, idle: str | None, using: str) -
     """
     Lock the row of a run in the caller's transaction, and limit the transaction's idle time to `idle`.
 
-    Args:
-        handler_key: the idempotency key that the handler defines; None if it defines none.
+    `handler_key` is the idempotency key that the handler defines, or None.
 
     Returns:
         True if no other process is handling the message, or one with the same idempotency key or order key; otherwise False. None

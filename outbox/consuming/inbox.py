@@ -1,10 +1,9 @@
 """
 The inbox: a row for each message that a group has handled, so that the group handles it once.
 
-A delivery is *claimed* at the beginning of the handler's transaction: one statement locks the message's idempotency key until the
-transaction ends (an advisory lock), and inserts the inbox row. If the message is delivered again meanwhile, the later delivery
-finds the key locked; it does not wait, but is deferred. If a process freezes, the server's timeout for idle transactions ends the
-transaction.
+A delivery is *claimed* at the beginning of the handler's transaction: one statement takes an advisory lock on the idempotency key,
+and inserts the inbox row. A second delivery of the message meanwhile does not wait for the lock, but is deferred. If a process
+freezes, the server's timeout for idle transactions ends its transaction, which releases the lock.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ from outbox.consuming.register import Consumer
 from outbox.database.locks import Lock
 from outbox.message import Header
 
-# The timeout for idle transactions, as a fraction of INVISIBLE. While a handler runs, the timeout does not expire, since the
-# lease thread sends a statement at least every quarter of INVISIBLE.
-IDLE_SHARE = 0.75
+IDLE_SHARE = 0.75  # idle timeout, as a fraction of INVISIBLE; the lease thread sends a statement every quarter of INVISIBLE
 
 # Conditions in SQL. `_LOCK` still needs the name of a parameter, whose value is locked; `_IN_TABLE` the name of a table.
 _LOCK = f"pg_try_advisory_xact_lock({Lock.INBOX}, hashtext(%(group)s::text || ' ' || %({{}})s::text))"

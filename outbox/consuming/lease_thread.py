@@ -199,7 +199,7 @@ class LeaseThread:
                 self._report_slow(work)
             with self._lock:
                 self._unload_waiting(work, runs_for)
-                self._renew(now, is_given_up=work.is_interrupted)
+                self._renew(now, is_interrupted=work.is_interrupted)
             if self._beat is not None and now - max(self._beat_at, work.began_at) >= BEAT_SECONDS:
                 self._beat_at = now  # before the try, so that a failed one (database unavailable) is not repeated sooner
                 self._beat()
@@ -230,9 +230,10 @@ class LeaseThread:
         self._waiting = same_key
         self._done = []
 
-    def _renew(self, now: float, *, is_given_up: bool) -> None:
+    def _renew(self, now: float, *, is_interrupted: bool) -> None:
+        """Renew the deliveries when it is time; the taken ones only if their handler was not interrupted at its time limit."""
         waiting = [entry for work in self._waiting for entry in work]
-        held = [entry for entry in (*self._done, *waiting, *(() if is_given_up else self._taken)) if not entry.is_lost]
+        held = [entry for entry in (*self._done, *waiting, *(() if is_interrupted else self._taken)) if not entry.is_lost]
         if not held or self._broker is None or now - self._renewed_at < self._invisible / RENEWALS:
             return
         invisible_for = conf.settings().consumer.invisible

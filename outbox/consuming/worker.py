@@ -245,11 +245,7 @@ class Worker:
             self._stop.wait(min(remaining, POLL_SECONDS) if may_run_due else remaining)
 
     def _run_due(self) -> int:
-        """
-        Run at most BATCH_SIZE deferred messages that are due; return how many were run.
-
-        First check the database, send a heartbeat if one is due, and recover from an outage.
-        """
+        """Check the database, send a heartbeat, recover from an outage, and run up to BATCH_SIZE due messages; return how many."""
         self._check_database()
         self._send_heartbeat()
         self._recover()
@@ -400,7 +396,7 @@ class Worker:
         """
         Close Django's connection, and end its session at the server.
 
-        If a handler has changed a setting of the session, such as its role, the database may refuse all writes until then.
+        If a handler has changed a setting of the session, such as its role, the database may refuse all writes in this session.
         """
         connection = connections[self.group.using]
         if not connection.in_atomic_block:  # in a test, closing would lose the transaction around it
@@ -438,7 +434,7 @@ class Worker:
 
     def _defer_waiting(self, waiting: Sequence[Delivery], done: Sequence[Delivery]) -> None:
         """Defer `waiting` deliveries over another connection, and acknowledge `waiting` and `done` ones, in the lease thread."""
-        settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
+        settings = {"statement_timeout": "1s", "lock_timeout": "1s"}  # short, since the lease thread also renews deliveries
         if waiting:
             with database.connect(
                 self.group.using, application_name="outbox slow handler", settings=settings, connect_timeout=1
@@ -501,7 +497,7 @@ class Worker:
 
     def _beat_separately(self) -> None:
         """Send a heartbeat while a handler runs, over a separate connection."""
-        limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # this thread also renews deliveries
+        limits = {"statement_timeout": "1s", "lock_timeout": "1s"}  # short, since the lease thread also renews deliveries
         with database.connect(
             self.group.using, application_name="outbox heartbeat", settings=limits, connect_timeout=1
         ) as connection:

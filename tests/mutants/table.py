@@ -293,7 +293,7 @@ MUTANTS: dict[str, Mutant] = {
     "renew-taken": Mutant(
         "The message of a slow handler is renewed",
         LEASES,
-        "*(() if is_given_up else self._taken))",
+        "*(() if is_interrupted else self._taken))",
         ")",
         (f"{CONSUMING}/test_lease_thread.py",),
     ),
