@@ -1,9 +1,9 @@
 """
 The inbox: a row for each message that a group has handled, so that the group handles it once.
 
-A delivery is *claimed* at the beginning of the handler's transaction: one statement takes an advisory lock on the idempotency key,
-and inserts the inbox row. A second delivery of the message meanwhile does not wait for the lock, but is deferred. If a process
-freezes, the server's timeout for idle transactions ends its transaction, which releases the lock.
+A delivery is *claimed* at the beginning of the handler's transaction: one statement takes an advisory lock on the idempotency
+key, and inserts the inbox row. A second delivery of the message meanwhile does not wait for the lock, but is deferred. If a
+process freezes, the server's timeout for idle transactions ends its transaction, which releases the lock.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class Worker:
             self._stop.wait(min(remaining, POLL_SECONDS) if may_run_due else remaining)
 
     def _run_due(self) -> int:
-        """Check the database, send a heartbeat, recover from an outage, and run up to BATCH_SIZE due messages; return how many."""
+        """Check the database, send a heartbeat, recover from outages, run at most BATCH_SIZE due messages; return how many."""
         self._check_database()
         self._send_heartbeat()
         self._recover()
