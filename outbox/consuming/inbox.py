@@ -169,7 +169,7 @@ def claim(entry: InboxEntry, using: str) -> Claim:
 
 
 def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
-    """Claim deliveries in one statement, which searches only for their keys. Of entries with the same key, at most one is CLAIMED."""
+    """Claim deliveries in one statement, which searches only for their keys. At most one entry of each key is CLAIMED."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
     with database.bound_cursor(using) as cursor:
