@@ -318,6 +318,13 @@ MUTANTS: dict[str, Mutant] = {
         "crashes=0",
         TEST_DEFERRED,
     ),
+    "deferred-copy": Mutant(
+        "A copy that is dropped does not end its deferred message",
+        INBOX,
+        ") AND NOT EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = %(group)s AND message_id = %(message_id)s)\nON",
+        ")\nON",
+        TEST_DEFERRED,
+    ),
     "deferred-known": Mutant(
         "A message that the inbox has is not deferred",
         DEFERRED,
