@@ -197,7 +197,10 @@ def _claim_and_handle(run: HandlerRun, consumer: Consumer) -> list[HandlingResul
     with guarded_transaction(consumer.using):  # after its commit, the worker acknowledges the claimed deliveries
         run.watch_commit()
         with inbox_statements():
-            run.claims = [claim(entries[0], consumer.using)] if len(entries) == 1 else claim_many(entries, consumer.using)
+            if len(entries) == 1 or consumer.idempotency_key:  # with a handler's key, each message is also found by its id
+                run.claims = [claim(entry, consumer.using) for entry in entries]
+            else:
+                run.claims = claim_many(entries, consumer.using)
             for entry, claimed in zip(entries, run.claims, strict=True):
                 if claimed is Claim.KNOWN:
                     drop(entry, consumer.using)

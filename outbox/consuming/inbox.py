@@ -93,15 +93,15 @@ SELECT is_locked, i.message_id IS NOT NULL
 FROM t, l LEFT JOIN i ON i.idempotency_key = l.key AND i.message_id = l.message_id ORDER BY place
 """
 
-# Insert an inbox row for a message that is dropped, with its id as key, unless it has one, so that its number does not look lost.
-# It has none if it is dropped because another message with the same key was handled.
-RECORD_ARRIVAL = """
+# Insert a row for a message that is dropped because another message with its idempotency key was handled, so that its number
+# counts as arrived. A deferred message must have no row: the group has yet to handle it, although a copy of it is dropped.
+RECORD_DROPPED = """
 INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number)
 SELECT %(group)s, %(message_id)s::text, %(message_id)s, %(source)s, %(topic)s, %(lane)s::smallint, %(number)s::bigint
 WHERE NOT EXISTS (
     SELECT FROM outbox_inbox
     WHERE consumer_group = %(group)s AND idempotency_key = %(key)s AND message_id = %(message_id)s
-)
+) AND NOT EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = %(group)s AND message_id = %(message_id)s)
 ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
 """
 
@@ -169,7 +169,7 @@ def claim(entry: InboxEntry, using: str) -> Claim:
 
 
 def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
-    """Claim deliveries in one statement, which searches only for their keys. At most one entry of each key is CLAIMED."""
+    """Claim deliveries in one statement, for a handler without `idempotency_key`. Of equal entries, at most one is CLAIMED."""
     columns = columns_of([entry.arrival for entry in entries])
     keys = [entry.key for entry in entries]
     with database.bound_cursor(using) as cursor:
@@ -196,4 +196,4 @@ def drop(entry: InboxEntry, using: str) -> None:
     record_duplicate(entry.arrival, using)
     if entry.key != entry.message_key:
         with connections[using].cursor() as cursor:
-            cursor.execute(RECORD_ARRIVAL, {**asdict(entry.arrival), "key": entry.key})
+            cursor.execute(RECORD_DROPPED, {**asdict(entry.arrival), "key": entry.key})

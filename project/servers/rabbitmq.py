@@ -219,9 +219,11 @@ class Cluster(ProgramCluster[RabbitMQ]):
         """
         first, *others = self.nodes
         try:
-            first.start()
+            first.start()  # with the epmd of all
             for node in others:
-                node.start().join(first)
+                node.begin()
+            for node in others:
+                node.finish().join(first)
         except (ServerError, subprocess.SubprocessError):
             self.stop()
             raise

@@ -318,6 +318,20 @@ MUTANTS: dict[str, Mutant] = {
         "crashes=0",
         TEST_DEFERRED,
     ),
+    "own-key-in-a-batch": Mutant(
+        "With a handler's own key, each message of a batch is also looked for by its id",
+        HANDLE,
+        "if len(entries) == 1 or consumer.idempotency_key:",
+        "if len(entries) == 1:",
+        (f"{CONSUMING}/test_batches.py",),
+    ),
+    "deferred-copy": Mutant(
+        "A copy that is dropped does not end its deferred message",
+        INBOX,
+        ") AND NOT EXISTS (SELECT FROM outbox_deferred WHERE consumer_group = %(group)s AND message_id = %(message_id)s)\nON",
+        ")\nON",
+        TEST_DEFERRED,
+    ),
     "deferred-known": Mutant(
         "A message that the inbox has is not deferred",
         DEFERRED,

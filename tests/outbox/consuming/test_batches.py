@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from django.db import connection
@@ -13,8 +14,9 @@ from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import ConfigurationError
 from outbox.models import Duplicate, Inbox
+from outbox.testing.factories import DeferredFactory
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import end_delays, outgoing
+from tests.outbox.consuming.deliveries import end_delays, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db
@@ -95,14 +97,32 @@ class TestBatch:
         assert (worker.counts.handled, worker.counts.duplicates) == (1, 1)
         assert Duplicate.objects.count() == 1
 
-    def test_drops_a_copy_within_it(self, broker):
-        handler = Handler(idempotency_key=lambda message: message.invoice)
+    @pytest.mark.parametrize(
+        ("options", "handled"),
+        [({}, ["A1", "A1", "A2"]), ({"idempotency_key": lambda message: message.invoice}, ["A1", "A2"])],
+        ids=["message", "own key"],
+    )
+    def test_drops_a_copy_within_it(self, broker, options, handled):
+        handler = Handler(**options)
         twin = outgoing(Placed("A1"))
         broker.send([twin, twin, outgoing(Placed("A1")), outgoing(Placed("A2"))])
 
         worker = step()
 
-        assert handler.calls == [["A1", "A2"]]
+        assert handler.calls == [handled]
+        assert (worker.counts.handled, worker.counts.duplicates) == (len(handled), 4 - len(handled))
+
+    def test_drops_a_copy_of_what_was_discarded_or_deferred(self, broker):
+        handler = Handler(idempotency_key=lambda message: message.invoice)
+        copies = [outgoing(Placed(invoice), headers=numbered(number)) for number, invoice in enumerate(["A1", "A2"], 1)]
+        discarded, waiting = ({"message_id": UUID(copy.message_id), "topic": "orders"} for copy in copies)
+        Inbox.objects.create(consumer_group="many", idempotency_key=copies[0].message_id, delivery_count=0, **discarded)
+        DeferredFactory(consumer_group="many", **waiting)
+        broker.send([*copies, outgoing(Placed("A3")), outgoing(Placed("A4"))])
+
+        worker = step()
+
+        assert handler.calls == [["A3", "A4"]]
         assert (worker.counts.handled, worker.counts.duplicates) == (2, 2)
 
     def test_leaves_what_comes_again_alone(self, broker, clock):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from outbox import Reject, RetryLater, RetryPolicy, consumer, database, signals
 from outbox.consuming import deferred
 from outbox.consuming.deferred import CRASH_LIMIT
+from outbox.consuming.deferred_housekeeping import tidy
 from outbox.consuming.handle import handle
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import RETRY_FOR_CODE, Outcome
@@ -414,6 +415,20 @@ class TestOwnIdempotencyKey:
 
         assert outcome is Outcome.DUPLICATE
         assert len(handler.contexts) == 1
+
+    @pytest.mark.parametrize("error", [ValueError("no"), Reject("of no use")], ids=["failed", "dead"])
+    def test_keeps_a_deferred_message_when_a_copy_of_it_is_dropped(self, error):
+        handler = Handler(error, idempotency_key=lambda message: message.invoice)
+        deliver(named=ID, headers=numbered(1))
+
+        outcome = deliver(named=ID, headers=numbered(1))  # published twice
+
+        assert outcome is Outcome.DUPLICATE
+        tidy("default")
+        Deferred.objects.update(dead_at=None)
+        end_delays()
+        assert run_due() == [Outcome.HANDLED]
+        assert (len(handler.contexts), applied()) == (2, ["A1"])
 
     def test_ends_a_deferred_message_whose_like_was_handled_meanwhile(self):
         handler = Handler(ValueError("no"), idempotency_key=lambda message: message.invoice)
