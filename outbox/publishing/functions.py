@@ -1,8 +1,8 @@
 """
 `publish()` and its variants: write message row and ticket inside the caller's database transaction.
 
-`rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database, and
-`statements.py` writes the rows with the SQL of `database/message_rows.py`.
+`rules.py` has the rules for messages, `draft.py` turns a message into a draft (validated and encoded), `transactions.py` chooses
+the database, and `statements.py` writes the rows with the SQL of `database/message_rows.py`.
 """
 
 from __future__ import annotations
