@@ -149,13 +149,13 @@ class RelayRunner:
         self._is_long_running = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
-        new: frozenset[int] = frozenset()  # ids of the topics that a notification has named
+        new_topics: frozenset[int] = frozenset()  # ids that a notification has named
         while not self.stopped.is_set() and time.monotonic() < ends_at:
-            if not new or len(new) > FEW_TOPICS:
-                new = frozenset()  # claim from all topics
+            if not new_topics or len(new_topics) > FEW_TOPICS:
+                new_topics = frozenset()  # claim from all topics
                 self._maintain()
             self._step_at = time.monotonic()
-            done = self.relay.step(new)
+            done = self.relay.step(new_topics)
             if not self.has_worked:
                 self.has_worked = True
                 if loop_errors.clear(self.target.loop):
@@ -164,17 +164,17 @@ class RelayRunner:
                 idle_since = None
                 if done.claimed >= BUSY_MESSAGES:
                     self._withdraw()
-                if not new or done.claimed >= BUSY_MESSAGES:
-                    new = frozenset()
+                if not new_topics or done.claimed >= BUSY_MESSAGES:
+                    new_topics = frozenset()
                     continue
             else:
                 idle_since = idle_since or time.monotonic()
                 if idle_timeout is not None and self._has_timed_out(idle_since, idle_timeout):
                     break
-            if new and self._maintain():  # only after the step, so that the messages of a notification do not wait for it
-                new = frozenset()
+            if new_topics and self._maintain():  # only after the step, so that the messages of a notification do not wait for it
+                new_topics = frozenset()
                 continue
-            new = self._wait()
+            new_topics = self._wait()
         self._withdraw()
         return self.relay.total
 
@@ -192,6 +192,7 @@ class RelayRunner:
         self.relay.stop()
 
     def _has_timed_out(self, idle_since: float, idle_timeout: timedelta) -> bool:
+        """Return whether to end the run now, after a round that has claimed nothing; see `run`."""
         if not idle_timeout or self.relay.breakers.state is BreakerState.OPEN:
             return True
         if self._waker is None or not self._waker.is_on_call:

@@ -401,19 +401,20 @@ class _Brokers:
 
     def without_redeliveries(self, rows: Iterable[Any]) -> list[Any]:
         """Return the rows whose messages are certainly not delivered again; exclude rows whose broker cannot be asked."""
-        asked: dict[tuple[str, str], set[str]] = {}
+        ids_by_group: dict[tuple[str, str], set[str]] = {}
         for row in rows:
             alias = self._broker_of.get(row.topic)
             if alias is not None:  # None: no broker has the topic any more
-                asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
+                ids_by_group.setdefault((alias, row.consumer_group), set()).add(row.message_id)
         redeliverable = {
-            (group, message_id) for (alias, group), ids in asked.items() for message_id in self._ask(alias, group, ids)
+            (group, message_id) for (alias, group), ids in ids_by_group.items() for message_id in self._ask(alias, group, ids)
         }
         return [
             row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in redeliverable
         ]
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
+        """Return the `ids` that a broker may deliver again. If it cannot be asked, add its topics to `unavailable`, and return none."""
         try:
             broker_class = conf.broker_class(alias)
             if not issubclass(broker_class, Receives) or broker_class.may_deliver_again is Receives.may_deliver_again:

@@ -155,9 +155,9 @@ class Relay:
         """
         done = RelayResult()
         while not self.is_stopping:
-            round_ = self.step()
-            done.add(round_)
-            if not round_.batches:
+            result = self.step()
+            done.add(result)
+            if not result.batches:
                 break
         return done
 
@@ -210,14 +210,14 @@ class Relay:
         if new:
             return [[batch] for batch in self._release_foreign(self.claims.claim_new(new, without=open_topics))]
         unanswered = self._sender.unanswered
-        old = self.claims.reclaim(without=open_topics, but=unanswered)
+        reclaimed = self.claims.reclaim(without=open_topics, but=unanswered)
         claimed = self.claims.claim(without=open_topics)
         ordered = self.claims.claim_ordered(without=open_topics)
-        if unanswered and not (old or claimed or ordered):  # the batch that got no answer last comes after all others
-            old = self.claims.reclaim(without=open_topics)
+        if unanswered and not (reclaimed or claimed or ordered):  # the batch that got no answer last comes after all others
+            reclaimed = self.claims.reclaim(without=open_topics)
         two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
         rest = [batch for batch in claimed if batch not in two_phase]
-        groups = [[old] if old else [], two_phase, rest, ordered]
+        groups = [[reclaimed] if reclaimed else [], two_phase, rest, ordered]
         return [batches for batches in map(self._release_foreign, groups) if batches]
 
     def _claim_probe(self, **scope: Any) -> list[ClaimedBatch]:

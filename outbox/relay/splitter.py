@@ -84,6 +84,7 @@ class Splitter(msgspec.Struct, frozen=True):
         _send_alert(batch, [run])
 
     def _wait(self, run: Run, failures: int) -> timedelta:
+        """Return how long the messages of a run wait before they are claimed again, given the earlier failures of their batch."""
         if run.reason is SplitReason.MISCONFIGURED:
             return self.misconfigured_wait
         # A half message that the broker discarded is sent again at once, but only the first time.
