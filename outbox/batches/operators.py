@@ -153,6 +153,7 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
 
 
 def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, arguments: dict[str, object]) -> None:
+    """Replay or discard dead messages, and add them to `result`; refuse messages that are not dead or cannot be sent."""
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     dead_ids = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(dead_ids), "It is not dead.")
@@ -304,6 +305,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
 
 
 def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
+    """Take the locks of publishers for the keys of messages on ordered topics; with very many keys, lock their topics instead."""
     keys = connection.execute(FIND_KEYS, [list(message_ids)]).fetchall()
     topics, hashes = sorted({topic for topic, _ in keys}), sorted({order_key for _, order_key in keys})
     if len(hashes) > MAX_LOCKED_KEYS:

@@ -50,8 +50,8 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
         """
         self._names, self._settings = list(settings), list(settings.values())
         self._prepare_threshold = self.prepare_threshold
-        direct = self.execute(SET_IF_DIRECT, [self._names, self._settings, self.info.backend_pid]).fetchone()
-        self.is_pooled = direct == (0,)
+        applied = self.execute(SET_IF_DIRECT, [self._names, self._settings, self.info.backend_pid]).fetchone()
+        self.is_pooled = applied == (0,)
         if self.is_pooled:
             self.cursor_factory = _PooledCursor
             if not prepares_pooled:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outbox.brokers.base import Broker
 
 CLOCK_MARGIN = timedelta(minutes=1)
-"""A broker gets a delayed message only when the rest of the delay is this much below the broker's limit, since clocks may differ."""
+"""A broker gets a delayed message only when the rest of the delay is this much below the broker's limit, as clocks may differ."""
 
 NO_TIME = timedelta(0)
 

@@ -162,10 +162,10 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
     for n, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
         by_database.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(n)
     receipts: dict[int, Receipt] = {}
-    for alias, numbers in by_database.items():
-        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in numbers]
-        receipts.update(zip(numbers, write_many(entries, alias), strict=True))
-        for n in numbers:
+    for alias, indexes in by_database.items():
+        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in indexes]
+        receipts.update(zip(indexes, write_many(entries, alias), strict=True))
+        for n in indexes:
             if not receipts[n].is_duplicate:
                 _wake_for(drafts[n], alias)
     return [receipts[n] for n in range(len(drafts))]

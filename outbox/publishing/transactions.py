@@ -68,7 +68,7 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
 
 
 def _publish(draft: Draft, alias: str, about: str | None) -> None:
-    """Store a message that should have gone half first, and whose topic is paused, so that a relay sends it."""
+    """Store a message that was to be sent half first, but whose topic is paused, so that a relay sends it later."""
     write(draft, alias, about=about, idempotency_key=None)
     wake_after_commit(alias, draft.broker)
 
