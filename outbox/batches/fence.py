@@ -56,6 +56,6 @@ def fence(connection: Connection, batch_id: int, attempt: int) -> None:
     Release a claimed batch whose lease is over, so that the relay of this attempt can no longer decide it.
 
     Raises:
-        FenceLost: another step was written first, or the lease was renewed.
+        FenceLost: the batch is no longer claimed in this attempt, or the lease is not over.
     """
     take_step(connection, FENCE, [batch_id, attempt])

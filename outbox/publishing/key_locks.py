@@ -55,7 +55,7 @@ class _LockedKeys(msgspec.Struct):
     """
     The number of keys that a connection has locked in a transaction.
 
-    It may be too large: keys are counted again if they are locked again, and after a savepoint was rolled back.
+    The number may be too large: keys are counted again if they are locked again, and after a savepoint was rolled back.
     """
 
     transaction: str = ""

@@ -18,7 +18,7 @@ from outbox.outages import Backoff
 
 MAX_NAMED_TOPICS = 3  # in the description of open breakers
 NO_ANSWER = "The broker did not answer."
-PROBE_SECONDS = 60.0  # a topic that is not probed within this time after its wait has nothing to send, so it is no longer named
+PROBE_SECONDS = 60.0  # a topic that is not probed within this time after its wait has nothing to send; `describe` omits it
 
 
 class BreakerState(enum.StrEnum):

@@ -122,7 +122,7 @@ class Committer(msgspec.Struct):
         return True
 
     def mark(self, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
-        """Mark batches SENT that are in `state`; return the ids of those that this relay has marked, now or earlier."""
+        """Mark batches that are in `state` as SENT; return the ids of those that this relay has marked, now or earlier."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
             return set()

@@ -414,7 +414,7 @@ class _Brokers:
         ]
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
-        """Return the `ids` that a broker may deliver again. If it cannot be asked, add its topics to `unavailable`, and return none."""
+        """Return the `ids` that a broker may deliver again. If it cannot be asked, its topics become `unavailable`."""
         try:
             broker_class = conf.broker_class(alias)
             if not issubclass(broker_class, Receives) or broker_class.may_deliver_again is Receives.may_deliver_again:
