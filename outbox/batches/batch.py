@@ -96,7 +96,7 @@ HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accep
 
 class BatchSendResult(msgspec.Struct, frozen=True):
     """
-    The result of sending a batch. Each position is in either `accepted` or `unaccepted`.
+    The result of sending a batch. In the end, each position is in either `accepted` or `unaccepted`.
 
     Args:
         accepted: position -> id of the half message; "" for a one-phase message.
@@ -125,10 +125,10 @@ class BatchSendResult(msgspec.Struct, frozen=True):
 
     def complete(self, rest: Unaccepted | None) -> None:
         """
-        Set the reason of positions without a result.
+        Set the reason of positions without a result; `rest` may be None if there are none.
 
-        It is HELD after a message of the same key that was not accepted, otherwise `rest`. A message that is SHED does not hold
-        later messages of its key: they are SHED, too, so all of them stay together.
+        The reason is HELD after a message of the same key that was not accepted, otherwise `rest`. A message that is SHED does
+        not hold later messages of its key: they are SHED, too, so all of them stay together.
         """
         held: set[int | None] = set()
         for position in self.batch.positions:
@@ -150,13 +150,13 @@ class PreparedBatch(msgspec.Struct, frozen=True):
     A batch in state PREPARED whose half messages are to be committed.
 
     Args:
-        half_ids: one per position; None where the position was split off.
+        half_ids: one per position; None for positions that were split off.
         positions: the positions whose commit has no answer yet.
         half_places: position -> where the broker stores the half message, if that is known.
         source: the stable id of the database.
         decided_at: None in the process that has just decided the batch, since only look-ups need it.
         ends_until: until when its holder may end the half messages, as read from the row; taking the batch over changes it.
-        is_fresh: this call has written the decision, so no half message can have been committed before.
+        is_fresh: whether this process has just written the decision, so that no half message can have been committed before.
     """
 
     id: int

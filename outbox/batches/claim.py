@@ -66,6 +66,8 @@ def _claim_statement(*, tickets: str, order_keys: str, among: str = "") -> str:
     """
     Return the SQL of a claim: the tickets of up to 16 topics become one batch per topic, numbered in the lane.
 
+    `tickets` is the SQL of the CTE `picked`, `order_keys` an expression for a batch's order keys, `among` a condition for topics.
+
     The statement returns one row for each topic that has tickets. The LATERAL probe reads one ticket per topic; EXISTS would join
     all tickets. The topics share twice the `limit`, and at most 2,000 messages, so that the result fits into a socket's buffer
     (212 KB, which was enough for 3,400 messages with keys). If a relay froze before it had read a larger result, the statement
@@ -163,7 +165,7 @@ FROM reclaimed JOIN outbox_topic topic ON topic.id = reclaimed.topic_id
 
 class Scope(msgspec.Struct, frozen=True):
     """
-    Which topics a claim considers: those whose rows name a broker.
+    The topics that a claim considers: those whose rows name the broker.
 
     Args:
         broker: the broker's alias.

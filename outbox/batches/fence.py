@@ -19,8 +19,8 @@ READ_STEP = f"""
 SELECT attempt = %s AND state IN ({State.PREPARED}, {State.SENT}), half_ids, split FROM outbox_batch WHERE id = %s
 """
 
-# Take a batch from a relay whose lease is over. If it returns a row, that relay can no longer decide the batch; if it returns
-# none, the relay has just decided it, or another process has claimed it.
+# Take a batch from a relay whose lease is over. If the statement returns a row, that relay can no longer decide the batch; if
+# not, the relay has just decided the batch, or another process has claimed it.
 FENCE = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE id = %s AND state = {State.CLAIMED} AND attempt = %s AND lease_until < clock_timestamp() RETURNING id
@@ -56,6 +56,6 @@ def fence(connection: Connection, batch_id: int, attempt: int) -> None:
     Release a claimed batch whose lease is over, so that the relay of this attempt can no longer decide it.
 
     Raises:
-        FenceLost: another step was written first, or the lease was renewed.
+        FenceLost: the batch is no longer claimed in this attempt, or the lease is not over.
     """
     take_step(connection, FENCE, [batch_id, attempt])

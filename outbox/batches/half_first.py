@@ -1,5 +1,5 @@
 """
-Half first: the publisher's transaction sends the half message, and writes both the message row and a batch that is decided.
+Half first: the publisher's transaction sends the half message, and writes the message row with a batch that is already decided.
 
 The batch has one message. When the transaction commits, it is PREPARED, with attempt 1, and without lane and number. The message
 row is the decision to commit the half message. If a check-back has written a tombstone (a row with topic 0) with the message's id
@@ -28,8 +28,9 @@ from outbox.models import State
 if TYPE_CHECKING:
     from outbox.publishing.draft import Draft
 
-# Without ON CONFLICT: if a check-back has written a tombstone, this transaction must fail. No process waits for the advisory
-# lock; it only shows which open transaction has the message (`monitoring/open_transactions.py`).
+# Write the message row and its decided batch. There is no ON CONFLICT, because this transaction must fail if a check-back has
+# written a tombstone. No process waits for the advisory lock, which only shows which open transaction has the message
+# (`monitoring/open_transactions.py`).
 INSERT_PREPARED = f"""
 WITH message AS ({INSERT_ROW}),
 batch AS (
@@ -51,10 +52,10 @@ WHERE id = %s AND state = {State.PREPARED} AND attempt = 1
 CLOCK_AHEAD = timedelta(hours=1)
 """How far a publisher's clock may be ahead of the database's. If a message's id is further ahead, no tombstone is written."""
 
-# A separate statement, because only its later snapshot sees the row for which INSERT_TOMBSTONE has waited. The condition with
-# `outbox_newest` uses an index; the newest message of a batch of one is its only message. The batch's columns are NULL if the
-# message has none. `is_being_ended`: the process that decided the batch, or the sweep that took it over, may still end its half
-# message.
+# Read a message row and its batch of one message. This is a separate statement, because only its later snapshot sees the row for
+# which INSERT_TOMBSTONE has waited. The condition with `outbox_newest` uses an index; the newest message of a batch of one is its
+# only message. The batch's columns are NULL if there is no such batch. `is_being_ended`: the process that decided the batch, or
+# the sweep that took it over, may still end its half message.
 READ_STEP = """
 SELECT message.topic_id = 0 AS is_tombstone, batch.id AS batch, batch.state, batch.attempt, batch.half_ids[1] AS half_id,
     coalesce(batch.ends_until > clock_timestamp(), false) AS is_being_ended

@@ -6,7 +6,7 @@ messages of its batch are chosen, the state of the batch itself changes. A messa
 back from its copy in `outbox_dead`. The same statement records who did it and why.
 
 A message that was sent and is lost is also moved into a batch of one message, with the same lane and number, so that consumers
-and the audit see the missing number arrive. If it is the only one of its batch, the batch itself is released. A message row
+and the audit see the missing number arrive. If it is the only message of its batch, the batch itself is released. A message row
 without ticket or batch, which would never be sent, gets a ticket.
 """
 
@@ -47,13 +47,14 @@ SELECT batch.id, batch.message_ids FROM outbox_batch batch JOIN outbox_topic top
 WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topic.name = %s) ORDER BY batch.id LIMIT %s
 """
 
+# Record what an operator did with the messages of changed batches. `batches` is the name of a CTE with these batches.
 RECORD = """
 INSERT INTO outbox_operator_act (act, message_id, topic, batch_id, attempt, reason, acted_by)
 SELECT %(act)s::text, acted.message_id, coalesce(topic.name, ''), {batches}.id, {batches}.attempt, %(reason)s::text, %(by)s::text
 FROM {batches} LEFT JOIN outbox_topic topic ON topic.id = {batches}.topic_id, unnest({message_ids}) acted(message_id)
 """
 
-# Release whole batches, with no failures counted, or discard them. Return the messages that were still in each batch.
+# Release or discard whole batches, depending on `next`; reset their failures. Return the messages that were still in each batch.
 REPLAY_BATCHES = f"""
 WITH done AS (
     UPDATE outbox_batch SET state = %(next)s, failures = 0,
@@ -152,6 +153,7 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
 
 
 def _replay_some(connection: Connection, message_ids: Sequence[UUID], result: ActResult, arguments: dict[str, object]) -> None:
+    """Replay or discard dead messages, and add them to `result`; refuse messages that are not dead or cannot be sent."""
     dead = connection.execute(FIND_DEAD, [list(message_ids)]).fetchall()
     dead_ids = [message_id for _, _, ids, _ in dead for message_id in ids]
     result.refuse(set(message_ids) - set(dead_ids), "It is not dead.")
@@ -210,6 +212,7 @@ READ_STATE = """
 SELECT id, state, batch_id, position, sent_at FROM outbox_message_state WHERE id = ANY(%s) ORDER BY created_at DESC, id DESC
 """
 
+# Move one message out of a sent batch into a new batch, which is released.
 RESEND_ONE = f"""
 WITH batch AS (
     UPDATE outbox_batch SET split = split || %(position)s::smallint
@@ -249,7 +252,8 @@ WITH lost AS (
     FROM outbox_message message JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s)
 """
 
-# Insert a ticket before those of later messages of its key. That position is free, since the message had a ticket once.
+# Insert a ticket before the tickets of later messages of the same key. The position before them is free, since the message had a
+# ticket once.
 INSERT_AHEAD = f"""
 {LOST}
 INSERT INTO outbox_ticket (pos, message_id, topic_id, order_key)
@@ -301,6 +305,7 @@ def resend(connection: Connection, message_ids: Sequence[UUID], *, lost_before: 
 
 
 def _lock_keys(connection: Connection, message_ids: Sequence[UUID]) -> None:
+    """Take the locks of publishers for the keys of messages on ordered topics; with very many keys, lock their topics instead."""
     keys = connection.execute(FIND_KEYS, [list(message_ids)]).fetchall()
     topics, hashes = sorted({topic for topic, _ in keys}), sorted({order_key for _, order_key in keys})
     if len(hashes) > MAX_LOCKED_KEYS:

@@ -1,10 +1,10 @@
 """
 Split: messages whose send had another result than the rest of their batch are moved into new batches.
 
-Each run of adjacent positions with the same reason becomes one batch, which keeps their lane and numbers. A position is either
-decided or split off, never both. A batch may be split before it is sent, if it is too large for one transaction
-(`split_at_claim`); after a one-phase send (`split_at_send`); when its half messages are decided (`split_at_decision`); and when
-the broker turns out to have lost some of its half messages (`split_at_commit`).
+A run is a range of adjacent positions with the same outcome. Each run that is split off becomes one batch, in which the messages
+keep their lane and numbers. A position is either decided or split off, never both. A batch may be split before it is sent, if it
+is too large for one transaction (`split_at_claim`); after a one-phase send (`split_at_send`); when its half messages are decided
+(`split_at_decision`); and when the broker turns out to have lost some of its half messages (`split_at_commit`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outbox.models import State
 
 def _statement(state: State, changes: str = "") -> str:
     """
-    Return the statement that splits positions off a batch in `state`. It also makes `changes`, each with a comma, to the batch.
+    Return the statement that splits positions off a batch in `state`. `changes`: SQL of further assignments, each with a comma.
 
     Positions are split off in runs from lo to hi. `NOT split &&` keeps a repeated call, or a second sweep, from splitting a
     position off twice.
@@ -70,7 +70,7 @@ SPLIT_AT_COMMIT = _statement(
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Adjacent positions (lo to hi) that are split off for the same reason."""
+    """Adjacent positions, from `lo` up to and including `hi`, that were not accepted for the same reason."""
 
     lo: int
     hi: int
@@ -94,21 +94,21 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def runs(unaccepted: Mapping[int, Unaccepted]) -> list[Run]:
-    """Join adjacent positions with the same reason."""
+    """Return the runs of adjacent positions with the same reason and text."""
     joined: list[Run] = []
-    for position, reason in sorted(unaccepted.items()):
+    for position, outcome in sorted(unaccepted.items()):
         last = joined[-1] if joined else None
-        if last and last.hi == position - 1 and (last.reason, last.text) == (reason.reason, reason.text):
+        if last and last.hi == position - 1 and (last.reason, last.text) == (outcome.reason, outcome.text):
             joined[-1] = Run(last.lo, position, last.reason, last.text)
         else:
-            joined.append(Run(position, position, reason.reason, reason.text))
+            joined.append(Run(position, position, outcome.reason, outcome.text))
     return joined
 
 
 def split_at_claim(
     connection: Connection, batch: ClaimedBatch, leaving: Sequence[Run], *, waits: Sequence[timedelta]
 ) -> list[DeadNotice]:
-    """Split positions off a claimed batch, which stays claimed and is sent without them; otherwise as `split_at_send`."""
+    """Split positions off a claimed batch, which stays claimed and is sent without them. The rest is as in `split_at_send`."""
     return _split(connection, SPLIT_AT_CLAIM, batch, leaving, waits, {})
 
 
@@ -142,8 +142,9 @@ def split_at_decision(
     window: timedelta | None,
 ) -> list[DeadNotice]:
     """
-    Split positions off a claimed batch, and decide to commit the half messages of the others; otherwise as
-    `split_at_send`.
+    Split positions off a claimed batch, and decide to commit the half messages of the others.
+
+    Everything else is as in `split_at_send`.
 
     Args:
         half_ids: one per position; None for positions that are split off.
@@ -151,8 +152,8 @@ def split_at_decision(
         window: how long the caller may end the half messages; None for no limit.
     """
     places = places_as_stored(half_places, len(batch.message_ids))
-    more = {"half_ids": list(half_ids), "half_places": places, "window": window}
-    return _split(connection, SPLIT_AT_DECISION, batch, leaving, waits, more)
+    extra_arguments = {"half_ids": list(half_ids), "half_places": places, "window": window}
+    return _split(connection, SPLIT_AT_DECISION, batch, leaving, waits, extra_arguments)
 
 
 def split_at_commit(
@@ -164,7 +165,7 @@ def split_at_commit(
     open_positions: Sequence[int],
 ) -> list[DeadNotice]:
     """
-    Split positions whose half messages are gone off a prepared batch; otherwise as `split_at_send`.
+    Split positions whose half messages are gone off a prepared batch. Everything else is as in `split_at_send`.
 
     Args:
         open_positions: positions whose commit has no answer. If there are any, the batch stays PREPARED; otherwise it becomes
@@ -172,12 +173,12 @@ def split_at_commit(
     """
     gone = set(_positions_of(leaving))
     places = {position: place for position, place in batch.half_places.items() if position not in gone}
-    more = {
+    extra_arguments = {
         "half_ids": [None if position in gone else half for position, half in enumerate(batch.half_ids, 1)],
         "half_places": places_as_stored(places, len(batch.message_ids)),
         "open": list(open_positions) or None,
     }
-    return _split(connection, SPLIT_AT_COMMIT, batch, leaving, waits, more)
+    return _split(connection, SPLIT_AT_COMMIT, batch, leaving, waits, extra_arguments)
 
 
 def _split(
@@ -186,9 +187,9 @@ def _split(
     batch: ClaimedBatch | PreparedBatch,
     leaving: Sequence[Run],
     waits: Sequence[timedelta],
-    more: Mapping[str, Any],
+    extra_arguments: Mapping[str, Any],
 ) -> list[DeadNotice]:
-    """Execute one of the statements above with the arguments that all of them have, and `more`; copy the dead messages."""
+    """Execute one of the statements above with the arguments that all of them have, and extra ones; copy the dead messages."""
     arguments = {
         "id": batch.id,
         "attempt": batch.attempt,
@@ -200,7 +201,7 @@ def _split(
         "wait": list(waits),
         "errors": [run.text for run in leaving],
     }
-    (dead,) = take_step(connection, statement, arguments | dict(more))
+    (dead,) = take_step(connection, statement, arguments | dict(extra_arguments))
     return copy_dead(connection, dead)
 
 

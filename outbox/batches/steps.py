@@ -59,7 +59,7 @@ def decide(
     take_step(connection, DECIDE, arguments)
 
 
-# RETURNING, since a row count would not show which batches were marked.
+# RETURNING is needed, since a row count would not show which batches were marked.
 MARK_SENT = f"""
 UPDATE outbox_batch b SET state = {State.SENT}, sent_at = clock_timestamp(), lease_until = NULL, open = NULL
 FROM unnest(%s::bigint[], %s::bigint[]) s(id, attempt)
@@ -97,7 +97,7 @@ UPDATE outbox_batch SET state = CASE WHEN %(dead)s THEN {State.DEAD} ELSE {State
 WHERE id = %(id)s AND state = {State.CLAIMED} AND attempt = %(attempt)s RETURNING id
 """
 
-# Batches of the last holder of a lane. The caller holds the lock of the lane, so that relay has ended.
+# Release what the last holder of a lane had claimed. The caller holds the lock of the lane, so that holder has ended.
 RELEASE_LEFT = f"""
 UPDATE outbox_batch SET state = {State.RELEASED}, due_at = clock_timestamp(), lease_until = NULL
 WHERE state = {State.CLAIMED} AND owner = %s
@@ -128,9 +128,9 @@ def release_left(connection: Connection, lane: int) -> int:
     return connection.execute(RELEASE_LEFT, [lane]).rowcount
 
 
-# Nothing proves any more whether the message was published: the broker has neither the half message nor the message, and does
-# not keep messages of that age. Sending it again might publish it twice; marking it SENT might lose it. So an
-# operator has to decide: replay sends it again, discard accepts it as published.
+# Nothing proves any more whether the message was published: the broker has neither the half message nor the message, and does not
+# keep messages of that age. To send it again might publish it twice; to mark it SENT might lose it. So an operator has to decide:
+# replay sends it again, discard accepts it as published.
 GIVE_UP = f"""
 UPDATE outbox_batch SET state = {State.DEAD}, last_error = %(error)s, half_ids = NULL, half_places = NULL, open = NULL,
     ends_until = NULL
@@ -188,7 +188,7 @@ RETURNING dead.message_id::text, dead.topic, dead.reason
 def record_failed_send(
     connection: Connection, batch_id: int, attempt: int, message_ids: Sequence[str], *, verdict: str, reason: str
 ) -> None:
-    """Record a failed send."""
+    """Record the failed send of some messages of a batch. `verdict`: the `SplitReason`."""
     connection.execute(INSERT_FAILED_SEND, [batch_id, attempt, list(message_ids), verdict, reason])
 
 

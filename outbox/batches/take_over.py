@@ -3,8 +3,8 @@ Take over: if the process that decided a batch has not ended its half messages b
 
 To end a half message is to commit it or roll it back. On a broker that stores a second copy for a second COMMIT, only one process
 may end a half message, and only before `ends_until`. So to take a batch over is to renew its `ends_until` in one statement. Two
-sweeps never get the same batch, since the row then no longer matches. The process that decided it sends no more ends, since its
-own time is over. And check-backs about the batch are answered UNKNOWN until the new `ends_until`.
+sweeps never get the same batch, since a renewed row no longer matches. The process that decided the batch sends no more ends,
+since the old `ends_until` has passed. And check-backs about the batch are answered UNKNOWN until the new one.
 
 On a broker on which a second end does no harm, no batch is taken over: `read_prepared` returns the batches unchanged.
 """
@@ -32,6 +32,7 @@ PAGE = """
     SELECT id FROM (SELECT id, sum(messages) OVER (ORDER BY id) - messages AS before FROM waiting) counted
     WHERE before < %(messages)s"""
 
+# A batch that was decided without a limit has no `ends_until`; then `window` is counted from the decision.
 TAKE_OVER = f"""
 WITH waiting AS (
     SELECT batch.id, cardinality(batch.message_ids) AS messages
@@ -46,7 +47,8 @@ batch AS (
 SELECT {COLUMNS} FROM batch JOIN outbox_topic topic ON topic.id = batch.topic_id ORDER BY batch.id
 """
 
-# Batches that another sweep has taken over meanwhile have another `ends_until`, so they are not matched.
+# Renew `ends_until` of batches that the caller has taken over. If another sweep has taken one over meanwhile, its row has another
+# `ends_until` and does not match.
 RENEW = f"""
 UPDATE outbox_batch batch SET ends_until = clock_timestamp() + %s
 FROM unnest(%s::bigint[], %s::bigint[], %s::timestamptz[]) held(id, attempt, ends_until)
@@ -54,7 +56,8 @@ WHERE batch.id = held.id AND batch.state = {State.PREPARED} AND batch.attempt = 
 AND batch.ends_until = held.ends_until RETURNING batch.id
 """
 
-# The caller continues after the last id, so that batches that stay open do not starve those behind them.
+# Read the oldest decided batches. The caller continues after the last id, so that batches that stay open do not starve later
+# ones.
 READ_PREPARED = f"""
 WITH waiting AS (
     SELECT batch.id, cardinality(batch.message_ids) AS messages
@@ -72,8 +75,8 @@ def take_over(connection: Connection, *, broker: str, window: timedelta, batches
     Take over prepared batches whose `ends_until` passed LATE_ENDS ago, oldest first.
 
     Args:
-        window: how long the caller may end their half messages. Take your own start time before the call, so that your deadline
-            is never later than `ends_until`.
+        window: how long the caller may end their half messages. Read the clock before the call, so that your deadline is never
+            later than `ends_until`.
         batches, messages: the maximum number of batches, and of messages in them; the last batch may exceed the latter.
     """
     arguments = {"broker": broker, "window": window, "late_ends": LATE_ENDS, "batches": batches, "messages": messages}

@@ -20,6 +20,7 @@ from outbox.batches.steps import DeadNotice, copy_dead
 from outbox.database import Connection
 from outbox.models import UNFINISHED, State
 
+# The states of a batch whose transaction, if it is in one, is not known to be committed.
 MAY_BE_HELD = f"state IN ({State.RELEASED}, {State.CLAIMED})"
 
 ADOPT = f"""
@@ -34,7 +35,7 @@ FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) sent(id, attempt)
 WHERE b.id = sent.id AND b.tx_lane = %(lane)s AND b.tx_attempt = sent.attempt AND b.{MAY_BE_HELD} RETURNING b.id
 """
 
-# Called before the transaction began, or if it failed before its commit was requested.
+# Executed if the transaction never began, or failed before its commit was requested.
 WITHDRAW = f"""
 UPDATE outbox_batch b SET tx_lane = NULL, tx_attempt = NULL
 FROM unnest(%(ids)s::bigint[], %(attempts)s::bigint[]) held(id, attempt)
@@ -42,11 +43,13 @@ WHERE b.id = held.id AND b.attempt = held.attempt AND b.tx_lane = %(lane)s AND b
 AND b.state = {State.CLAIMED}
 """
 
+# The batches that a transaction of the lane may hold.
 IN_DOUBT = f"""
 SELECT batch.id FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id AND topic.broker = %(broker)s
 WHERE batch.state IN {UNFINISHED} AND batch.{MAY_BE_HELD} AND batch.tx_lane = %(lane)s"""
 
-# Batches that the lane itself had claimed are released; batches that another relay has claimed since stay claimed.
+# Record that batches in doubt are in no transaction. Batches that the lane itself had claimed are released; batches that another
+# relay has claimed since stay claimed.
 FREE = f"""
 UPDATE outbox_batch SET tx_lane = NULL, tx_attempt = NULL,
     state = CASE WHEN owner = %(lane)s THEN {State.RELEASED} ELSE state END,

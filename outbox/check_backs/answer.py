@@ -1,8 +1,8 @@
 """
 Answer check-backs of the endpoint, brokers, the command and the admin: decide the answer, record it, and send the signals.
 
-The functions never raise, and wait for locks and statements only for short times. The table of check-backs has each question, the
-decided answer, and the answer that was sent to the broker if it differs.
+The functions never raise, and wait only briefly for locks and statements. The table of check-backs has each question, the decided
+answer, and the answer that was sent to the broker if that is another one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from outbox.logs import cut, get_logger
 from outbox.message import UNKNOWN, Half, Resolution
 from outbox.models import CheckBack
 
-# A repeated request, whose sender got no answer or which is replayed, keeps its one row, with the last answer. No row is returned
-# if the request id was used for another half message before.
+# Record an answer. A request that is repeated, since its sender got no answer or somebody replays it, keeps its one row, with the
+# last answer. No row is returned if the request id was used for another half message before.
 RECORD = """
 INSERT INTO outbox_check_back AS c
     (request_id, asked_by, topic, message_id, half_id, token, asked, answer, sent_answer, reason, about, milliseconds)
@@ -37,8 +37,8 @@ WHERE (c.topic, c.message_id, c.half_id, c.token)
 RETURNING id
 """
 
-# Update the newest row of the question, which the index on the message's id finds. `id + 0` keeps PostgreSQL from scanning the
-# primary key backwards instead.
+# Record the sent answer in the newest row of the question, which the index on the message's id finds. `id + 0` keeps PostgreSQL
+# from scanning the primary key backwards instead.
 RECORD_SENT = """
 UPDATE outbox_check_back SET sent_answer = %s WHERE id = (
     SELECT id FROM outbox_check_back WHERE message_id = %s AND half_id = %s AND asked = %s ORDER BY id + 0 DESC LIMIT 1)
@@ -116,6 +116,7 @@ def record_sent(half: Half, resolution: Resolution, *, using: str = DEFAULT_DB_A
 
 
 def _answer(connection: Connection, half: Half, request_id: str, asked_by: str, started: float) -> Answer:
+    """Decide the answer and record it; return UNKNOWN if the request id was used for another half message before."""
     try:
         result = resolve(connection, half)
     except Exception as error:

@@ -46,7 +46,7 @@ REMEDIES = {
 )
 """The remedy for each status of a response."""
 
-# The doctor's request, and the text that the endpoint signs in its reply: a server without the secret cannot sign it.
+# The request of the doctor, and the text that the endpoint signs in its reply, which a server without the secret cannot do.
 PROBE = {"probe": True}
 PROBE_REPLY = "check-back endpoint"
 
@@ -63,7 +63,7 @@ def in_process(alias: str, *, asked_by: str = "broker") -> Ask:
     """
 
     def ask(half: Half) -> Resolution:
-        # A @check_back function uses Django's connections, and this thread continues after a restart of the database.
+        # A @check_back function uses Django's connections, which a restart of the database may have broken since the last call.
         close_old_connections()
         return answer(half, asked_by=asked_by, using=alias).resolution
 
@@ -138,13 +138,13 @@ def probe(url: str, secret: str) -> None:
 
 
 def answer_probe(signers: Iterable[Webhook], request_id: str, timestamp: str) -> dict[str, str]:
-    """Return the reply to a probe: signatures with each of the secrets."""
+    """Return the reply to a probe, which has a signature of each signer."""
     at = datetime.fromtimestamp(int(timestamp), UTC)
     return {"signature": " ".join(signer.sign(request_id, at, PROBE_REPLY) for signer in signers)}
 
 
 def explain(url: str, error: Exception) -> tuple[str, str]:
-    """Return a text about a check-back endpoint that did not answer (the URL and its problem), and a remedy."""
+    """Return what is wrong with a check-back endpoint that did not answer (its URL and the problem), and a remedy."""
     if isinstance(error, HTTPError):
         problem = f"answered {error.code} {error.reason}"
         remedy = REMEDIES.get(error.code, 'See the log of its web server, or correct OUTBOX["CHECK_BACK"]["URL"].')

@@ -33,10 +33,10 @@ LIMIT = 20  # half messages per turn; a turn is short, because the endpoint may 
 
 def make_asker(database: str) -> Ask:
     """
-    Return the function that gets answers to check-backs: from `OUTBOX["CHECK_BACK"]["URL"]`, or from the database without a URL.
+    Return the function that gets answers to check-backs: from `OUTBOX["CHECK_BACK"]["URL"]`, or without a URL from the database.
 
     Args:
-        database: the database for half messages without a token of the outbox; it is used only without a URL.
+        database: the database for half messages without a token of the outbox; used only without a URL.
 
     Raises:
         ConfigurationError: a URL is given, but no secret to sign requests with.
@@ -116,7 +116,7 @@ class Checker:
         self._broker: AsksProducers | None = None
 
     def turn(self) -> None:
-        """Start listening for check-backs, if this has not been done, and write a heartbeat."""
+        """Start listening for check-backs, unless this broker listens already; write a heartbeat in any case."""
         try:
             with recording(Loop("checker", broker=self.alias)):
                 self._listen()
@@ -150,7 +150,7 @@ class Checker:
             )
 
 
-_listening: dict[tuple[int, str], AsksProducers] = {}
+_listening: dict[tuple[int, str], AsksProducers] = {}  # (process id, alias) -> the broker that listens
 _lock = ForkSafeLock()
 
 
@@ -159,7 +159,7 @@ def listen_in_this_process(alias: str, using: str) -> None:
     Answer a broker's check-backs in this process until the process ends. Further calls for the same broker do nothing.
 
     Args:
-        using: the database for half messages without a token; other tokens name their database.
+        using: the database for half messages without a token; tokens name their database.
     """
     with _lock.current:
         key = os.getpid(), alias  # a forked child has to listen itself

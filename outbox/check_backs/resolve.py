@@ -3,7 +3,7 @@ Decide a check-back: was the transaction of this half message committed?
 
 The answer is COMMIT or ROLLBACK only for a fact that cannot change any more. In all other cases it is UNKNOWN, and the broker
 asks again. The decision tables are in docs/state-machine.md; `_judge` implements the table for existing batches,
-`_judge_half_first` the table for messages that went half first.
+`_judge_half_first` the one for half messages that were sent before their transactions wrote anything (half first).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from outbox.models import State
 
 logger = get_logger("outbox.check_back")
 
-# The batch that sent the half message, with its data for the half message's position: the columns of the decision table. Times
-# are compared with the database's clock. `is_being_ended`: the process that decided the batch, or took it over, may be committing
-# its half messages now.
+# Read what the decision table needs to know about the batch that a token names, and about the position that it names. Times are
+# compared with the database's clock. `is_being_ended`: the process that decided the batch, or took it over, may be committing the
+# half messages now.
 READ_BATCH = """
 SELECT state, attempt, message_ids[%(position)s]::text AS message_id, half_ids[%(position)s] AS half_id,
        %(position)s = ANY(split) AS is_split, coalesce(lease_until < clock_timestamp(), false) AS is_lease_over,
@@ -48,8 +48,9 @@ class Answer(msgspec.Struct, frozen=True):
 
     Args:
         reason: an explanation for operators.
-        about: whether the business row exists, for operators; the resolution does not depend on it.
-        is_alert: whether an operator has to look into it.
+        about: whether the business row that the message names exists. Only operators see this; the resolution does not depend on
+            it.
+        is_alert: whether an operator has to look into the reason.
     """
 
     resolution: Resolution
@@ -167,8 +168,8 @@ def _answer_by_function(half: Half) -> Answer:
     """
     Ask the `@check_back` function of the topic, since another producer sent the half message.
 
-    The function uses Django's connections. A connection that was left inside a transaction would show outdated data to the
-    function, and would not commit its writes.
+    The function uses Django's connections. If earlier code left one inside a transaction, the function would see outdated data
+    there, and its writes would not be committed. So such connections are closed before the call, and also after it.
     """
     function = resolver_of(half.topic)
     if function is None:
@@ -176,7 +177,7 @@ def _answer_by_function(half: Half) -> Answer:
             f"The half message has no token, and topic {half.topic!r} has no @check_back function. Write one.",
             is_alert=True,
         )
-    close_all_broken()
+    close_all_broken()  # closes connections that are inside a transaction
     try:
         resolution: object = function(half)
     except Exception as error:
@@ -187,9 +188,9 @@ def _answer_by_function(half: Half) -> Answer:
             extra=fields_of(half),
         )
         return _unknown(f"The @check_back function raised {type(error).__name__}.")
-    if broken := close_all_broken():
+    if aliases := close_all_broken():
         return _unknown(
-            f"The @check_back function of topic {half.topic!r} left a transaction of {', '.join(broken)} open, which was rolled "
+            f"The @check_back function of topic {half.topic!r} left a transaction of {', '.join(aliases)} open, which was rolled "
             "back.",
             is_alert=True,
         )

@@ -31,7 +31,7 @@ STATEMENT_TIMEOUT = timedelta(seconds=5)  # for each statement of an answer, and
 # `transaction_read_only` is also on while a server is in recovery, so it recognizes a replica, which must not answer check-backs.
 READ_SOURCE = "SELECT id, current_setting('transaction_read_only')::boolean FROM outbox_source"
 
-_aliases: dict[str, str] = {}
+_aliases: dict[str, str] = {}  # source id -> alias of the database
 
 
 def fields_of(half: Half) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def alias_of(token: str, *, otherwise: str) -> str:
     Return the alias of the database that a token names.
 
     Args:
-        otherwise: the alias for an empty token or an unknown source. For the latter, `resolve` then finds that the token belongs
-            to another source, and answers UNKNOWN.
+        otherwise: the alias for an empty token, and for a token whose source is unknown. In the second case, `resolve` finds that
+            the token belongs to another source, and answers UNKNOWN.
     """
     if not token:
         return otherwise
@@ -110,7 +110,7 @@ def look_up(connection: Connection, message_id: str) -> About:
 
 def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
     primary_key = model._meta.pk
-    if primary_key.column is None:  # with a composite key, the message has only one value of it
+    if primary_key.column is None:  # a composite key, which is not looked up
         return About.NONE
     query = sql.SQL(IS_THERE).format(table=sql.Identifier(model._meta.db_table), key=sql.Identifier(primary_key.column))
     with connection.transaction():  # PostgreSQL may reject the key as a value of the column's type
@@ -118,8 +118,9 @@ def _look_up_row(connection: Connection, model: type[Model], key: str) -> About:
     return About.EXISTS if row == (True,) else About.MISSING
 
 
-# A message has a half message if it is in a batch of a transaction topic; after the decision, the batch names the half message. A
-# message that went half first has no lane at its first attempt, and the token of that half message names no batch.
+# Read a message's state and the values of its token. A message has a half message if it is in a batch of a transaction topic;
+# after the decision, the batch must name the half message. A message that was sent half first has no lane at its first attempt;
+# the token of that half message names batch 0, which means none.
 FIND = """
 SELECT s.topic, s.state, s.key, s.created_at, source.id,
        CASE WHEN s.lane IS NULL AND s.attempt = 1 THEN 0 ELSE s.batch_id END, s.attempt, s.position,

@@ -43,7 +43,7 @@ TIMEOUTS = ("lock_timeout", "idle_in_transaction_session_timeout")
 # only after the migrations.
 HAS_TABLES = "SELECT to_regclass('outbox_message') IS NOT NULL, to_regclass('outbox_message_state') IS NOT NULL"
 
-# The schema of the outbox's tables that a connection sees with its search_path.
+# The schema in which a connection finds the outbox's tables through its search_path.
 SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_wakeup')"
 
 # Whether the database is a replica, whether it has the tables of the outbox, and the names of tables that look empty to this

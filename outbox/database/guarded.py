@@ -165,7 +165,7 @@ def _record_set_rollback(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
         attributes[_REQUESTED] = rollback
         set_rollback(rollback)
 
-    attributes |= {"set_rollback": record_and_set, "rollback_exc": None}  # the error may come from an earlier transaction
+    attributes |= {"set_rollback": record_and_set, "rollback_exc": None}  # `rollback_exc` may be of an earlier transaction
     try:
         yield
     finally:
@@ -214,7 +214,7 @@ def close_broken(using: str) -> bool:
 
 
 def close_all_broken() -> list[str]:
-    """Call `close_broken` for all databases in autocommit mode; return the aliases that were broken."""
+    """Call `close_broken` for all databases in autocommit mode; return the aliases of the connections that were closed."""
     used = connections.all(initialized_only=True)
     return [connection.alias for connection in used if connection.settings_dict["AUTOCOMMIT"] and close_broken(connection.alias)]
 

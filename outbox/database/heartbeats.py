@@ -24,8 +24,8 @@ BY_CELERY = "celery"  # the `note` of a process that sends heartbeats only durin
 STALE_AFTER = timedelta(minutes=5)
 CONSUMER_STALE_AFTER = timedelta(hours=1)  # longer, because consuming/subscriptions.py reads the subscriptions of past consumers
 
-# A process deletes rows with its own host name and process id that are of an earlier process: a restarted container may have both
-# of its predecessor. A row with a recent heartbeat stays, because containers on one network may share both.
+# Delete the rows of an earlier process with this host name and process id: a restarted container may have the same two as before.
+# A row with a recent heartbeat stays, because two running containers on one network may also have the same two.
 FORGET_BEFORE = """
 WITH before AS (
     DELETE FROM outbox_process WHERE kind = %(kind)s AND host = %(host)s AND pid = %(pid)s AND broker = %(broker)s
@@ -45,7 +45,7 @@ SET lane = excluded.lane, breaker = excluded.breaker, note = excluded.note, subs
 
 LEAVE = "DELETE FROM outbox_process WHERE kind = %s AND instance = %s AND broker = %s AND consumer_group = %s"
 
-# The newest row counts, because a host may run several processes, and killed processes leave rows behind.
+# Only the newest row counts, because a host may run several processes, and killed processes leave rows behind.
 SILENCE = """
 SELECT extract(epoch FROM clock_timestamp() - max(beat_at))::float8 FROM outbox_process WHERE kind = %s AND host = %s
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 READ = "SELECT id, project FROM outbox_source"
 
-# If the row is missing, a new one gets a new id. The first project that migrates is recorded; afterwards only an operator changes
+# Insert the row with a new id if it is missing. The first project that migrates is recorded; afterwards only an operator changes
 # the project.
 ADOPT = """
 INSERT INTO outbox_source (id, project) VALUES ('urn:uuid:' || gen_random_uuid(), %s)

@@ -25,7 +25,7 @@ class Lock(enum.IntEnum):
     TOPIC_KEYS = 7718  # publishers on an ordered topic (shared), a publisher of very many keys (exclusive); the topic's id
     INBOX = 7719  # a consumer group's work on a message; the hash of group and idempotency key
     ORDER = 7720  # a consumer group's work on a key of an ordered topic; the hash of group, topic and key
-    HALF_FIRST = 7721  # the transaction of a message that went half first (shared), so that the admin finds it; the id's hash
+    HALF_FIRST = 7721  # the transaction of a message that is sent half first (shared), so that the admin finds it; the id's hash
     BROKER_TOPIC = 7724  # in the embedded broker: groups that begin to read a topic (shared), its pruning (exclusive); its id
 
 

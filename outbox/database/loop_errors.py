@@ -19,8 +19,8 @@ import psycopg
 from outbox.database.connections import is_refusal
 from outbox.errors import LaneNotHeld, NotMigrated
 
-# Each loop tries again within a minute after an error, and so records an error that lasts again. Older records are ignored:
-# another process may have succeeded since, or there was nothing to do.
+# Records that are older are ignored. Each loop tries again within a minute after an error, so an error that lasts is recorded
+# again by then; otherwise another process may have succeeded since, or there was nothing to do.
 FORGET_SECONDS = 180.0
 
 # The heartbeats of consumers and checkers carry only the errors of these loops, and heartbeats of relays all other errors.

@@ -2,9 +2,9 @@
 All INSERTs of message rows. A row is written once, never changed, and dropped with its daily partition. (`database/partitions.py`
 moves rows that were written before their day had a partition.)
 
-- `INSERT_WAITING`, `INSERT_DELAYED`, `INSERT_MANY`: `publish()` and its like write messages in the caller's transaction.
-- `INSERT_ROW`: `batches/half_first.py` writes a message that went half first together with its decided batch.
-- `INSERT_TOMBSTONE`: a check-back writes a tombstone if there is no row, which keeps the transaction of the row from committing.
+- `INSERT_WAITING`, `INSERT_DELAYED`, `INSERT_MANY`: `publish()` and its variants write messages in the caller's transaction.
+- `INSERT_ROW`: `batches/half_first.py` writes a message that is sent half first together with its decided batch.
+- `INSERT_TOMBSTONE`: a check-back writes a tombstone if a message has no row. A transaction that inserts the row later fails.
 - `INSERT_COPY`: an operator sends a dead message again after its daily partition was dropped.
 """
 
@@ -51,8 +51,9 @@ RETURNING (
     JOIN unnest(%s::text[], %s::text[]) n (topic, broker) USING (broker) WHERE {HAS_ROOM})
 """
 
-# If an unfinished transaction has written the message row, this waits for its end. `is_kept`: whether messages are still stored
-# whose ids have that time (the first 48 bits, in milliseconds); for another time, no tombstone is written.
+# If an unfinished transaction has written the message row, this statement waits until that transaction ends. `is_kept`: whether
+# the time in the message's id (the first 48 bits, in milliseconds) is within the retention and not too far in the future;
+# otherwise no tombstone is written.
 INSERT_TOMBSTONE = """
 WITH asked AS (
     SELECT id, at BETWEEN date_trunc('day', clock_timestamp() - %(retention)s::interval, 'UTC')

@@ -18,8 +18,8 @@ Row = TypeVar("Row", covariant=True)
 
 SET_LOCAL = "SELECT set_config(name, setting, true) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)"
 
-# This sets nothing if the backend's pid differs from the one that the login reported: a pooler has no backend yet at login, and
-# invents a pid.
+# Set nothing if the backend's pid differs from the one that the login reported, which shows a pooler: at login it has no backend
+# yet, and so invents a pid.
 SET_IF_DIRECT = """
 SELECT count(set_config(name, setting, false)) FROM unnest(%s::text[], %s::text[]) AS s (name, setting)
 WHERE pg_backend_pid() = %s
@@ -29,7 +29,7 @@ SET = "SELECT set_config(name, setting, false) FROM unnest(%s::text[], %s::text[
 
 BACKEND = "SELECT pg_backend_pid()"
 
-SAMPLES = 4
+SAMPLES = 4  # how often `has_stable_backend` compares the backends
 
 
 class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -38,7 +38,7 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
     is_pooled = False
     _names: list[str] = []
     _settings: list[str] = []
-    _prepare_threshold: int | None = None  # psycopg's, while `prepare_threshold` is None behind a pooler
+    _prepare_threshold: int | None = None  # the value before `set_up`, which may set `prepare_threshold` to None
 
     def set_up(self, settings: Mapping[str, str], *, prepares_pooled: bool) -> None:
         """
@@ -50,8 +50,8 @@ class OwnConnection(psycopg.Connection[tuple[Any, ...]]):
         """
         self._names, self._settings = list(settings), list(settings.values())
         self._prepare_threshold = self.prepare_threshold
-        direct = self.execute(SET_IF_DIRECT, [self._names, self._settings, self.info.backend_pid]).fetchone()
-        self.is_pooled = direct == (0,)
+        applied = self.execute(SET_IF_DIRECT, [self._names, self._settings, self.info.backend_pid]).fetchone()
+        self.is_pooled = applied == (0,)
         if self.is_pooled:
             self.cursor_factory = _PooledCursor
             if not prepares_pooled:

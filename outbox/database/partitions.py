@@ -30,7 +30,8 @@ DAYS_AHEAD = 7  # the number of partitions created in advance, and so the days f
 
 PATIENCE = timedelta(seconds=10)
 
-# CheckViolation: a row of the day was written to DEFAULT after DEFAULT was searched for rows of that day.
+# Errors after which a transaction is repeated. CheckViolation: a row of the day was written to the DEFAULT partition after that
+# partition was searched for rows of the day.
 RETRIED = (errors.LockNotAvailable, errors.DeadlockDetected, errors.CheckViolation)
 
 # The wait for a lock is short, because other transactions queue behind a statement that waits for one.
@@ -71,7 +72,7 @@ INSERT INTO {day} SELECT * FROM stray
 LOCK_DAY = "LOCK TABLE {day} IN ACCESS EXCLUSIVE MODE"
 DROP_DAY = "DROP TABLE {day}"
 
-# PostgreSQL has no min() of uuids before version 18.
+# ORDER BY and LIMIT replace min(), which PostgreSQL has for uuids only from version 18 on.
 FIND_STRAY = "SELECT id FROM outbox_message_default WHERE id >= %s ORDER BY id LIMIT 1"
 
 
@@ -122,7 +123,7 @@ def create_partitions(using: str, *, today: date | None = None) -> list[date]:
         ahead = [today + timedelta(days=n) for n in range((last - today).days + 1)]
         strays = _stray_days(connection, last)
         wanted = sorted({*ahead, *(day for day in strays if day <= last)} - existing)
-        if strays and existing:  # if there is no partition yet, a migration has published before the first one could be created
+        if strays and existing:  # without any partition, these are messages that a migration has published too early
             _send_alert(using, strays)
         return [day for day in wanted if create_partition(connection, day)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outbox.brokers.base import Broker
 
 CLOCK_MARGIN = timedelta(minutes=1)
-"""How far the database's clock may lag behind this machine's before a broker gets a message with a delay beyond its limit."""
+"""A broker gets a delayed message only when the rest of the delay is this much below the broker's limit, as clocks may differ."""
 
 NO_TIME = timedelta(0)
 
@@ -51,14 +51,14 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class _Route(msgspec.Struct, frozen=True):
-    """The broker of a topic according to the settings, and its limits. `is_delay`: the broker delays messages itself."""
+    """The broker of a topic according to the settings, and its limits. `broker_delays`: the broker itself delays messages."""
 
     topic: str
     broker: str
     broker_class: type[Broker]
     body_bytes: int
     is_ordered: bool
-    is_delay: bool
+    broker_delays: bool
 
 
 def compose(
@@ -92,7 +92,7 @@ def compose(
         tag=meta.tag if tag is None else tag,
         headers=headers,
         delay=delay,
-        own={
+        outbox_headers={
             Header.TYPE: _plain(meta.type),
             Header.VERSION: str(meta.version),
             Header.CONTENT_TYPE: "application/json",
@@ -126,22 +126,22 @@ def compose_raw(
     if content_type is not None:
         rules.check_content_type(subject, content_type)
     rules.check_topic(subject, topic)
-    own = {Header.CONTENT_TYPE: _plain(content_type or default_type)}
-    return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, own=own)
+    outbox_headers = {Header.CONTENT_TYPE: _plain(content_type or default_type)}
+    return _draft(subject, topic, body, key=key, tag=tag, headers=headers, delay=delay, outbox_headers=outbox_headers)
 
 
 def compose_encoded(subject: str, topic: str, body: bytes, *, type: str, key: str, content_type: str) -> Draft:  # noqa: A002
     """
-    Make a draft of a body that its caller has encoded.
+    Make a draft of a body that the caller has already encoded.
 
     Args:
-        type: the name of its type on the wire; there need not be a `Message` of that name.
+        type: the name of the message's type on the wire; there need not be a `Message` of that name.
 
     Raises:
         InvalidMessage: the message breaks one of the rules.
     """
-    own = {Header.TYPE: type, Header.CONTENT_TYPE: content_type}
-    return _draft(subject, topic, body, key=key, tag="", headers=None, delay=None, own=own)
+    outbox_headers = {Header.TYPE: type, Header.CONTENT_TYPE: content_type}
+    return _draft(subject, topic, body, key=key, tag="", headers=None, delay=None, outbox_headers=outbox_headers)
 
 
 def _draft(
@@ -153,7 +153,7 @@ def _draft(
     tag: str,
     headers: Mapping[str, str] | None,
     delay: timedelta | None,
-    own: dict[str, str],
+    outbox_headers: dict[str, str],
 ) -> Draft:
     rules.check_topic(subject, topic)
     route = _route_of(_plain(topic))
@@ -161,51 +161,51 @@ def _draft(
     rules.check_body(subject, body, topic=topic, limit=route.body_bytes)
     if tag:
         rules.check_tag(subject, tag)
-        own[Header.TAG] = _plain(tag)
+        outbox_headers[Header.TAG] = _plain(tag)
     if headers:
         rules.check_headers(subject, headers)
         headers = {_plain(name): _plain(value) for name, value in headers.items()}
-    wait = NO_TIME if delay is None else _wait(subject, delay, route, own)
+    wait = NO_TIME if delay is None else _wait(subject, delay, route, outbox_headers)
     message_id = uuid7()
     cause = current_cause.get()
-    if cause is None:  # no handler publishes it, so the message starts a chain
-        own[Header.CORRELATION_ID] = str(message_id)
+    if cause is None:  # the message is not published by a handler, so it starts a chain
+        outbox_headers[Header.CORRELATION_ID] = str(message_id)
     else:
-        own[Header.CORRELATION_ID] = cause.correlation_id
-        own[Header.CAUSATION_ID] = cause.message_id
+        outbox_headers[Header.CORRELATION_ID] = cause.correlation_id
+        outbox_headers[Header.CAUSATION_ID] = cause.message_id
     if not (headers and Header.TRACEPARENT in headers):
         # If this process creates no trace, the message continues the trace of the message that is being handled.
         traceparent = tracing.create(topic, message_id, len(body)) or (cause.traceparent if cause else "")
         if traceparent:
-            own[Header.TRACEPARENT] = traceparent
-    written = _encode({**headers, **own} if headers else own).decode()
+            outbox_headers[Header.TRACEPARENT] = traceparent
+    written = _encode({**headers, **outbox_headers} if headers else outbox_headers).decode()
     return Draft(subject, message_id, route.topic, route.broker, route.is_ordered, _plain(key), written, body, wait)
 
 
 def _plain(text: str) -> str:
-    """Return a text as a plain str, since JSON and psycopg reject some subclasses; a (str, Enum) member becomes its value."""
+    """Return a string as a plain str, since JSON and psycopg reject some subclasses; a (str, Enum) member becomes its value."""
     return text if type(text) is str else str.__str__(text)
 
 
 @conf.cached
 def _route_of(topic: str) -> _Route:
     settings = conf.topic_settings(topic)
-    is_ordered, is_delay = settings.type is TopicType.FIFO, settings.type is TopicType.DELAY
+    is_ordered, broker_delays = settings.type is TopicType.FIFO, settings.type is TopicType.DELAY
     kind = conf.broker_class(settings.broker)
     limits = kind.limits(conf.settings().brokers[settings.broker].options, conf.topic_spec(topic))
-    return _Route(topic, settings.broker, kind, limits.body_bytes, is_ordered, is_delay)
+    return _Route(topic, settings.broker, kind, limits.body_bytes, is_ordered, broker_delays)
 
 
-def _wait(subject: str, delay: timedelta, route: _Route, own: dict[str, str]) -> timedelta:
+def _wait(subject: str, delay: timedelta, route: _Route, outbox_headers: dict[str, str]) -> timedelta:
     """
     Return how long a message waits in the database.
 
-    For a broker that delays messages itself, the time of delivery is added to `own`, the outbox's headers.
+    If the broker itself delays messages, add the time of delivery to the outbox's headers.
     """
     rules.check_delay(subject, delay, topic=route.topic, is_ordered=route.is_ordered)
-    if not (delay and route.is_delay):
+    if not (delay and route.broker_delays):
         return delay
-    own[Header.DELIVER_AT] = (datetime.now(UTC) + delay).isoformat()
+    outbox_headers[Header.DELIVER_AT] = (datetime.now(UTC) + delay).isoformat()
     return max(NO_TIME, delay - route.broker_class.max_delay + CLOCK_MARGIN)
 
 

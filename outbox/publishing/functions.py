@@ -1,8 +1,8 @@
 """
 `publish()` and its variants: write message row and ticket inside the caller's database transaction.
 
-`rules.py` has the rules for messages, `draft.py` turns a message into a draft, `transactions.py` chooses the database, and
-`statements.py` writes the rows with the SQL of `database/message_rows.py`.
+`rules.py` has the rules for messages, `draft.py` turns a message into a draft (validated and encoded), `transactions.py` chooses
+the database, and `statements.py` writes the rows with the SQL of `database/message_rows.py`.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
     for n, (draft, envelope) in enumerate(zip(drafts, envelopes, strict=True)):
         by_database.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(n)
     receipts: dict[int, Receipt] = {}
-    for alias, numbers in by_database.items():
-        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in numbers]
-        receipts.update(zip(numbers, write_many(entries, alias), strict=True))
-        for n in numbers:
+    for alias, indexes in by_database.items():
+        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in indexes]
+        receipts.update(zip(indexes, write_many(entries, alias), strict=True))
+        for n in indexes:
             if not receipts[n].is_duplicate:
                 _wake_for(drafts[n], alias)
     return [receipts[n] for n in range(len(drafts))]

@@ -1,12 +1,12 @@
 """
-Locks of the keys of ordered topics. With them, the tickets of a key have the order in which its publishers commit.
+Locks of the keys of ordered topics. They give the tickets of a key the order in which the publishers of the key commit.
 
 A publisher of a key waits until the previous publisher of this key has committed; publishers of other keys do not wait. Each lock
 takes space in PostgreSQL's shared memory, which has room for about 10,000 locks by default. So a transaction with very many keys
 locks their topics instead: it waits for all other publishers of these topics, and they wait for it.
 
-A transaction that has locked keys already does not wait for topics, since two such transactions would wait for each other. If the
-topics are not free, it locks its further keys one by one. So pass very many keys to one `publish_many()`.
+A transaction that has already locked keys does not wait for topics, since two such transactions would wait for each other. If the
+topics are not free, it locks further keys instead. So pass very many keys to one `publish_many()`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ THIS_TRANSACTION = "SELECT pg_current_xact_id()::text"
 ORDER_KEY = "SELECT hashtextextended(%s, %s)"
 
 
-class _Held(msgspec.Struct):
+class _LockedKeys(msgspec.Struct):
     """
     The number of keys that a connection has locked in a transaction.
 
-    It may be too large: keys are counted again if they are locked again, and after a savepoint was rolled back.
+    The number may be too large: keys are counted again if they are locked again, and after a savepoint was rolled back.
     """
 
     transaction: str = ""
@@ -68,7 +68,7 @@ class _Held(msgspec.Struct):
         self.keys += keys
 
 
-_held: WeakKeyDictionary[BaseDatabaseWrapper, _Held] = WeakKeyDictionary()
+_locked_keys: WeakKeyDictionary[BaseDatabaseWrapper, _LockedKeys] = WeakKeyDictionary()
 
 
 def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
@@ -78,13 +78,13 @@ def lock_key(cursor: CursorWrapper, using: str, topic: int, key: str) -> int:
     Args:
         topic: the topic's id.
     """
-    held = _held.setdefault(connections[using], _Held())
-    if _has_locked_topics(cursor, held, [topic], 1):
+    locked = _locked_keys.setdefault(connections[using], _LockedKeys())
+    if _has_locked_topics(cursor, locked, [topic], 1):
         cursor.execute(ORDER_KEY, [key, topic])
         return int(cursor.fetchone()[0])
     cursor.execute(LOCK_KEY, [topic, key, key, topic])
     _, _, order_key, transaction = cursor.fetchone()
-    held.add(transaction, 1)
+    locked.add(transaction, 1)
     return int(order_key)
 
 
@@ -95,24 +95,24 @@ def lock_keys(cursor: CursorWrapper, using: str, topics: Collection[int], keys: 
     Args:
         topics: the ids of the topics that have these keys.
     """
-    distinct, held = list(set(keys)), _held.setdefault(connections[using], _Held())
-    if _has_locked_topics(cursor, held, topics, len(distinct)):
+    distinct, locked = list(set(keys)), _locked_keys.setdefault(connections[using], _LockedKeys())
+    if _has_locked_topics(cursor, locked, topics, len(distinct)):
         return
     cursor.execute(LOCK_KEYS, [list(topics), distinct])
-    held.add(cursor.fetchone()[1], len(distinct))
+    locked.add(cursor.fetchone()[1], len(distinct))
 
 
-def _has_locked_topics(cursor: CursorWrapper, held: _Held, topics: Collection[int], more: int) -> bool:
-    """If the transaction would lock too many keys, lock the topics instead of `more` keys; return whether they are locked."""
-    if held.keys + more <= MAX_KEYS:
+def _has_locked_topics(cursor: CursorWrapper, locked: _LockedKeys, topics: Collection[int], new_keys: int) -> bool:
+    """Lock the topics if with `new_keys` the transaction would have locked too many keys; return whether they are locked."""
+    if locked.keys + new_keys <= MAX_KEYS:
         return False
     cursor.execute(THIS_TRANSACTION)  # the count may be that of an earlier transaction
-    held.add(cursor.fetchone()[0], 0)
-    if held.keys + more <= MAX_KEYS:
+    locked.add(cursor.fetchone()[0], 0)
+    if locked.keys + new_keys <= MAX_KEYS:
         return False
-    if held.keys:
+    if locked.keys:
         cursor.execute(TRY_TOPICS, [list(topics)])
         return bool(cursor.fetchone()[0])
     cursor.execute(LOCK_TOPICS, [list(topics)])
-    held.keys = more
+    locked.keys = new_keys
     return True

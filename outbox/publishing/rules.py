@@ -4,15 +4,15 @@ All rules for messages. `publish()` checks them, so that the traceback of an err
 | what | rule | why |
 |---|---|---|
 | topic | 1 to 127 letters, digits, `%`, `_`, `-`; in `OUTBOX["TOPICS"]` | RocketMQ's rule; other brokers accept such names too |
-| key | text up to 255 characters, no control characters; not empty on topics of type fifo | headers; order per key |
+| key | string of up to 255 characters, no control characters; not empty on topics of type fifo | headers; order per key |
 | tag | up to 255 characters, no blank, no `|`, no control character, not `*` | `a || b` and `*` mean sets of tags |
 | headers | strings, at most 64, names and values together at most 8 KiB | RocketMQ: 128 and 16 KiB with the outbox's headers |
 | a header's name | up to 128 letters, digits, `.`, `_`, `-`; neither `ce-...` nor `content-type` | the outbox writes these |
 | a header's value | no control character | may be sent over HTTP |
 | body | 1 byte up to `max_body_bytes` of the topic's broker | the broker rejects others |
 | delay | a timedelta from 0 to 365 days; none on topics of type fifo | it would delay all later messages of the key |
-| content type | text of 1 to 255 characters, no control characters | may be sent over HTTP |
-| idempotency key | text of 1 to 255 characters, no control characters | part of a primary key |
+| content type | string of 1 to 255 characters, no control characters | may be sent over HTTP |
+| idempotency key | string of 1 to 255 characters, no control characters | part of a primary key |
 
 The types of a message's fields are checked by `draft.py`.
 """

@@ -21,7 +21,7 @@ KEPT_BODY_BYTES = 64 * 1024  # a cached cursor keeps the last body in memory, so
 
 
 Entry = tuple[Draft, str | None, str | None]
-"""A draft, the row that it is about (in the form that `describe` returns), and its idempotency key."""
+"""A draft, the row that the message is about (as `describe` returns it), and the idempotency key."""
 
 
 def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str | None) -> Receipt:
@@ -39,7 +39,7 @@ def write(draft: Draft, using: str, *, about: str | None, idempotency_key: str |
                 return first[draft.id]
             if draft.is_ordered:
                 order_key = lock_key(cursor, using, topic, draft.key)
-    message_id = draft.id.hex  # a text, because psycopg converts UUIDs in Python code, which is slower
+    message_id = draft.id.hex  # a string, because psycopg converts UUIDs in Python code, which is slower
     row: list[Any] = [message_id, topic, draft.key, draft.headers, about, draft.body, message_id, topic]
     if draft.wait:
         statement, row = INSERT_DELAYED, [*row, draft.wait]

@@ -54,8 +54,8 @@ def atomic(
         NotAwaited: a call of `apublish()` in the block was not awaited.
         HalfNotStored, NotOutermost: see `outbox.half_first.open_transaction`.
     """
-    home = None if half_first is None or about is None else _home_of(type(half_first).__name__, about, using)
-    alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
+    row_database = None if half_first is None or about is None else _database_of(type(half_first).__name__, about, using)
+    alias = using or row_database or guarded.innermost() or router.db_for_write(MessageRow)
     with guarded.as_innermost(alias), _open(alias, durable, half_first, about), awaiting_all():
         yield alias
 
@@ -68,7 +68,7 @@ def _open(alias: str, durable: bool, message: Message | None, about: Model | Non
 
 
 def _publish(draft: Draft, alias: str, about: str | None) -> None:
-    """Store a message that should have gone half first, and whose topic is paused, so that a relay sends it."""
+    """Store a message that was to be sent half first, but whose topic is paused, so that a relay sends it later."""
     write(draft, alias, about=about, idempotency_key=None)
     wake_after_commit(alias, draft.broker)
 
@@ -84,11 +84,11 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
         WrongDatabase: the row `about` is stored in another database than `using`.
         NotInTransaction: no transaction is open in the message's database.
     """
-    home = None if about is None else _home_of(subject, about, using)
-    alias = using or home or guarded.innermost() or router.db_for_write(MessageRow)
+    row_database = None if about is None else _database_of(subject, about, using)
+    alias = using or row_database or guarded.innermost() or router.db_for_write(MessageRow)
     if not guarded.is_in_callers_transaction(alias):
         raise _not_in_transaction(subject, alias)
-    if not (using or home) and len(connections.settings) > 1:
+    if not (using or row_database) and len(connections.settings) > 1:
         _warn_of_rows_elsewhere(subject, alias)
     return alias
 
@@ -119,7 +119,7 @@ def _stored_key(model: type[Model], key: object, using: str) -> object:
     """
     Return a primary key as PostgreSQL writes it.
 
-    PostgreSQL converts the key, except if Python writes a key of its type in the same way.
+    PostgreSQL converts the key, unless Python is known to write a key of this type in the same way.
     """
     field = model._meta.pk
     if isinstance(key, tuple) or field is None:
@@ -143,7 +143,7 @@ def key_text(key: str, kind: str) -> str:
     return f"({key} AT TIME ZONE 'UTC')::text || '+00'" if kind.startswith("timestamp with") else f"{key}::text"
 
 
-def _home_of(subject: str, about: Model, using: str | None) -> str | None:
+def _database_of(subject: str, about: Model, using: str | None) -> str | None:
     """Return the database of a row, or None for an unsaved one. Raise WrongDatabase if `using` is given and is another one."""
     if not isinstance(about, Model):
         raise InvalidMessage(f"{subject} is about {about!r}, which is not a model instance.", hint="Pass the row itself.")
@@ -152,18 +152,19 @@ def _home_of(subject: str, about: Model, using: str | None) -> str | None:
             f"{subject} is about a row of {about._meta.label} that has no primary key.",
             hint="Publish after it is saved, and before it is deleted; after bulk_create(), read keys that the database made.",
         )
-    home = about._state.db and router.db_for_write(about._meta.model, instance=about)  # the row may have been read from a replica
-    if using and home and using not in (home, about._state.db):
+    # The row may have been read from a replica, so this is the database to which it is written.
+    row_database = about._state.db and router.db_for_write(about._meta.model, instance=about)
+    if using and row_database and using not in (row_database, about._state.db):
         raise WrongDatabase(
-            f"{subject} would go to database {using!r}, but {describe(about, home)} lives in {home!r}; "
+            f"{subject} would go to database {using!r}, but {describe(about, row_database)} lives in {row_database!r}; "
             "no transaction spans both.",
             hint="Leave using= out, or publish about a row of that database.",
         )
-    return home
+    return row_database
 
 
 def _warn_of_rows_elsewhere(subject: str, alias: str) -> None:
-    """Log a warning if only transactions of other databases have run statements: the message's rows are probably there."""
+    """Log a warning if only transactions of other databases have run statements, since the message's rows are probably there."""
     if _has_begun(connections[alias]):
         return
     others = [other for other in connections.all(initialized_only=True) if other.alias != alias and other.vendor == "postgresql"]
@@ -178,7 +179,7 @@ def _warn_of_rows_elsewhere(subject: str, alias: str) -> None:
 
 
 def _has_begun(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether a statement was run in the open transaction; psycopg sends BEGIN only with the first statement."""
+    """Return whether a statement was run in the open transaction, since psycopg sends BEGIN only with the first statement."""
     raw = connection.connection
     return raw is not None and raw.info.transaction_status != TransactionStatus.IDLE
 

@@ -28,9 +28,9 @@ from outbox.logs import error_text, get_logger, log_fields
 
 TASK = "outbox.tasks.relay"
 PAUSE_SECONDS = 0.05
-CROWDED_SECONDS = 60.0  # a queue that has had too many tasks for longer is logged
+CROWDED_SECONDS = 60.0  # if a queue has had too many tasks for this time, a warning is logged
 MAX_SAMPLE_SECONDS = 10.0  # an older sample of the queue says nothing about the time since then
-MIN_CROWD = 10  # with this many tasks in the queue, or two for each pair of broker and database, no wakeup is sent
+MIN_CROWD = 10  # no wakeup is sent if the queue has this many tasks, and two for each pair of broker and database
 BACKOFF_SECONDS = 1.0  # the pause after a failure; by then the sweep has found the messages
 EXPIRES_SECONDS = 10  # workers drop wakeups that are older
 
@@ -95,7 +95,7 @@ class WakeupSender:
         self.failed = 0
         self.spared = 0
         self._is_failing = False
-        self._crowded_since = self._last_crowded_at = float("-inf")
+        self._crowded_since = self._last_crowded_at = float("-inf")  # monotonic times of samples with too many tasks
         self._waiting: set[Wakeup] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -152,7 +152,7 @@ class WakeupSender:
         return True
 
     def _is_crowded(self, app: Any) -> bool:
-        """Return whether too many tasks wait in the queue to send a wakeup; log this if all samples of a minute show it."""
+        """Return whether the queue has too many tasks to send a wakeup; log a warning if it has had them for CROWDED_SECONDS."""
         queue = conf.settings().celery_queue
         with app.pool.acquire(block=True) as connection:
             waiting = count_waiting(connection, queue)

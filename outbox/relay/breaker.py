@@ -1,8 +1,9 @@
 """
 Circuit breakers, one for each topic and one for the broker: during an outage no messages are claimed, so no attempts are used up.
 
-While a topic gets no answer, only the breaker of this topic opens: the topic is skipped, and the others are sent. When several
-topics get no answer, and no other topic gets one meanwhile, the breaker of the broker opens, and nothing is claimed.
+While a topic gets no answer, only the breaker of this topic opens: the topic is skipped, and the others are sent. When the
+breakers of several topics have opened, and no topic has got an answer meanwhile, the breaker of the broker opens, and nothing is
+claimed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from outbox.outages import Backoff
 
 MAX_NAMED_TOPICS = 3  # in the description of open breakers
 NO_ANSWER = "The broker did not answer."
-PROBE_SECONDS = 60.0  # if a topic is not probed within this time after its wait, it has nothing to send
+PROBE_SECONDS = 60.0  # a topic that is not probed within this time after its wait has nothing to send; `describe` omits it
 
 
 class BreakerState(enum.StrEnum):
@@ -30,11 +31,11 @@ class BreakerState(enum.StrEnum):
 
 class Breaker:
     """
-    A circuit breaker that opens after several batches in a row got no answer. Each failed probe doubles the wait.
+    A circuit breaker that opens after several batches in a row got no answer. Each failed probe doubles the longest wait.
 
     Args:
         threshold: the number of batches in a row without an answer that opens the breaker.
-        backoff: how long it stays open; the argument is how often it has opened since the last answer.
+        backoff: returns how long the breaker stays open, given how often it has already opened since the last answer.
         clock: a monotonic clock, in seconds.
     """
 
@@ -55,7 +56,7 @@ class Breaker:
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether the breaker is open, or was so recently that a probe is still to be expected."""
+        """Whether the breaker is open, or its wait ended less than PROBE_SECONDS ago, so that a probe may still come."""
         return self._openings > 0 and self._clock() < self.open_until + PROBE_SECONDS
 
     @property
@@ -68,11 +69,11 @@ class Breaker:
         self._failures = self._openings = 0
 
     def end_wait(self) -> None:
-        """End the wait of an open breaker, so that the next probe may pass."""
+        """End the wait of an open breaker, so that a probe may be sent at once."""
         self.open_until = self._clock()
 
     def record_no_answer(self) -> bool:
-        """Count a batch that got no answer; return whether that opened the breaker."""
+        """Count a batch that got no answer; return whether that opened the breaker, or opened it again."""
         self._failures += 1
         if self._openings == 0 and self._failures < self._threshold:
             return False
@@ -80,7 +81,7 @@ class Breaker:
         return True
 
     def open(self) -> None:
-        """Open the breaker, for twice as long as the last time."""
+        """Open the breaker. The longest possible wait is twice that of the last time, up to the limit of the backoff."""
         wait = self._backoff(self._openings)
         self._openings += 1
         self.open_until = self._clock() + wait.total_seconds()
@@ -90,8 +91,8 @@ class Budget(msgspec.Struct):
     """
     How many bytes of bodies are sent to a broker in one call, or in one transaction, and are in memory at a time.
 
-    A slow call halves the budget, so that after a timeout fewer messages are sent together. A fast call that used more than half
-    of the budget doubles it.
+    A slow call halves the budget, or reduces it to half of what that call sent, so that after a timeout fewer messages are sent
+    together. A fast call that used more than half of the budget doubles it.
     """
 
     size: int = 1024 * 1024
@@ -100,7 +101,7 @@ class Budget(msgspec.Struct):
     FAST_SECONDS, SLOW_SECONDS = 0.5, 2.0  # the timeouts of brokers are 5 s and longer
 
     def adapt(self, size: int, seconds: float) -> None:
-        """Adapt the budget to the duration of a call that sent a number of bytes, whether or not it was answered."""
+        """Adapt the budget to a call that sent `size` bytes and took `seconds`, whether or not it was answered."""
         if seconds > self.SLOW_SECONDS:
             self.size = max(self.MIN_SIZE, min(self.size, size) // 2)
         elif seconds < self.FAST_SECONDS and 2 * size > self.size:
@@ -115,7 +116,7 @@ class Breakers:
         make: returns a new, closed breaker.
     """
 
-    TOPICS = 3  # if this many topics get no answer, and none gets one meanwhile, the broker counts as unavailable
+    TOPICS = 3  # the broker's breaker opens with those of this many topics, if no topic gets an answer meanwhile
 
     def __init__(self, make: Callable[[], Breaker]) -> None:
         self.budget = Budget()
@@ -137,16 +138,16 @@ class Breakers:
 
     @property
     def failed_topics(self) -> list[str]:
-        """The topics whose last send got no answer; first the one whose wait ends, or has ended, first."""
+        """The topics whose last send got no answer, in the order in which their waits end or have ended."""
         return [name for _, name in sorted((breaker.open_until, name) for name, breaker in list(self._topics.items()))]
 
     @property
     def open_topics(self) -> list[str]:
-        """The topics that are not claimed now."""
+        """The topics whose breakers are open, so that their messages are not claimed now."""
         return [name for name, breaker in list(self._topics.items()) if breaker.state is BreakerState.OPEN]
 
     def describe(self) -> str:
-        """Return the text for `Process.breaker`. It does not change between the wait and the probe of a topic."""
+        """Return the text for the column `Process.breaker`. It names a topic until the topic is probed after its wait."""
         names = sorted(name for name, breaker in list(self._topics.items()) if breaker.is_unanswered)
         if self.state is BreakerState.CLOSED and names:
             more = f" and {len(names) - MAX_NAMED_TOPICS} more" if len(names) > MAX_NAMED_TOPICS else ""
@@ -154,7 +155,7 @@ class Breakers:
         return str(self.state)
 
     def is_probed(self, topic: str) -> bool:
-        """Return whether to send one message of a topic first, because the topic or the broker has not answered last time."""
+        """Return whether to send one message of a topic first, because the topic or the broker did not answer the last send."""
         return topic in self._topics or self.state is BreakerState.HALF_OPEN
 
     def record_answer(self, topic: str) -> None:
@@ -168,18 +169,18 @@ class Breakers:
         self._broker.record_answer()
 
     def reason(self, topic: str = "") -> str:
-        """Return why the last send of a topic got no answer; if that is unknown, why that of the latest topic got none."""
+        """Return why the last send of a topic got no answer; if that is unknown, the reason of the topic that failed last."""
         return self._reasons.get(topic) or next(reversed(self._reasons.values()), NO_ANSWER)
 
     def record_no_answer(self, topic: str, reason: str = "") -> float:
         """
-        Count a batch that got no answer.
+        Count a batch of a topic that got no answer, for the given reason.
 
         Returns:
             The seconds for which its topic, or the broker, is skipped, if this has opened a breaker; otherwise 0.
         """
         if reason:
-            self._reasons.pop(topic, None)  # so that the latest reason is the last one
+            self._reasons.pop(topic, None)  # removed first, so that the new entry is the last one of the dict
             self._reasons[topic] = reason
         breaker = self._topics.setdefault(topic, self._make())
         is_opened = breaker.record_no_answer()

@@ -39,14 +39,14 @@ class FullScanTimer(msgspec.Struct):
     due_at: float = 0.0
 
     MAX_INTERVAL_SECONDS = 1.0
-    INTERVAL_FACTOR = 20  # the interval is that many times the duration of the scan, so that scans take a twentieth of the time
+    INTERVAL_FACTOR = 20  # the interval is this many times the scan's duration, so that scans from 0 take a twentieth of the time
 
     def is_due(self) -> bool:
         """Return whether the next scan starts at 0."""
         return self.clock() >= self.due_at
 
     def schedule_next(self, began: float) -> None:
-        """Schedule the next scan from 0, after one that began at a time of the clock has just ended."""
+        """Schedule the next scan from 0, after one has just ended. `began`: the time of the clock when that one began."""
         now = self.clock()
         self.due_at = now + min(self.MAX_INTERVAL_SECONDS, (now - began) * self.INTERVAL_FACTOR)
 
@@ -71,8 +71,9 @@ class Claims:
             the last full scan, as long as they still have some and the next full scan is not due.
         scan_positions: topic id -> the ticket position at which the next scan starts.
         full_scans: decides when `claim` starts at position 0.
-        late_scans: decides when `claim_new` starts at position 0, after it has found no ticket.
-        after: id of the last topic that a claim has considered; `ordered_after`: the same for ordered topics.
+        late_scans: decides when `claim_new` starts again at position 0, after it has found no ticket behind the last claimed one.
+        after: id of the last topic that a claim has considered, after which the next claim begins.
+        ordered_after: the same for ordered topics.
         busy: ids of the topics that had tickets in the last full scan; empty if the next claim has to consider all topics.
         foreign: names of topics that the settings do not assign to this broker, even if their rows do.
         limit: maximum number of messages per topic in the next claim. All topics together get at most twice as many, and at most
@@ -152,8 +153,8 @@ class Claims:
         """
         Claim a few of the oldest tickets of each topic that has new messages; also load the messages of unordered topics.
 
-        If no ticket follows the last claimed position, a ticket with a lower one may have been committed late, so scan again from
-        0.
+        If no ticket follows the last claimed position, a ticket with a lower position may have been committed late, so the topic
+        is scanned again from 0.
         """
         batches = []
         for topic_id in topic_ids:
@@ -186,8 +187,8 @@ class Claims:
         """
         Claim the oldest tickets of ordered topics whose keys are free; arguments as for `claim`.
 
-        If all waiting keys of the considered topics are held, claim from the next topics, so that those do not wait; stop when a
-        topic is met for the second time, since topics may be added and removed meanwhile.
+        A key is not free while an unfinished or dead batch has a message of it. If no key of the considered topics is free, go on
+        to the next topics, so that these are not kept waiting. Stop after the last topic, or when one comes up a second time.
         """
         seen: set[int] = set()
         while True:
@@ -210,7 +211,7 @@ class Claims:
             seen |= ids
 
     def reclaim(self, *, without: Collection[str] = (), only: str | None = None, but: int | None = None) -> ClaimedBatch | None:
-        """Claim again a batch whose relay died, or the one that has been due longest; `but` is the id of a batch to exclude."""
+        """Claim again a batch whose relay died, or the released one that has been due longest. `but`: a batch's id to exclude."""
         return reclaim(self.connection, self._scope(without, only), lane=self.lane, lease=self.lease, but=but)
 
     def _scope(self, without: Collection[str], only: str | None) -> Scope:
@@ -221,8 +222,8 @@ def _topic_limit(limit: int | None) -> int:
     return 1 if limit else TOPICS_PER_CLAIM
 
 
-# Messages get their tickets in the order of `due_at`, so that they are sent in that order. clock_timestamp() is in a subquery,
-# because it is volatile, and an index scan needs a value.
+# Replace delayed rows that are due by tickets, in the order of `due_at`, since messages are sent in the order of their tickets.
+# clock_timestamp() is in a subquery, because it is volatile, and an index scan needs a value.
 MOVE_DUE = """
 WITH due AS (
     SELECT message_id FROM outbox_delayed WHERE due_at <= (SELECT clock_timestamp())

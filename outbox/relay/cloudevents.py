@@ -18,13 +18,11 @@ _headers = msgspec.json.Decoder(dict[str, str])
 
 class OutgoingBuilder:
     """
-    Builds the outgoing messages of one batch.
-
-    Source: CloudEvents 1.0, attributes in headers.
+    Builds the outgoing messages of one batch, with the attributes of CloudEvents 1.0 as headers.
 
     Args:
         source: the stable id of this database.
-        is_half: add the token through which a check-back finds the batch.
+        is_half: whether to add the token through which a check-back finds the batch.
     """
 
     __slots__ = ("_batch", "_is_delayed", "_is_half", "_is_ordered", "_lane", "_number", "_source")

@@ -1,22 +1,22 @@
 """
-Decide to commit half messages, commit them, and mark their batches SENT.
+Write the decision to commit half messages, commit them, and mark their batches SENT.
 
 To end a half message is to commit it or roll it back; an end is the request for that. A commit is open while the broker has not
 confirmed it. To settle a batch is to find out what became of its open commits, and to record that.
 
 THE FENCE. Each write names the batch's state and attempt. If a write matches no row, another process has taken the batch over, or
 the same write was done before and its answer was lost. So the row is read again. If this attempt has decided the batch, the
-decision stands, and its half messages are committed. If not, the half messages of this attempt are rolled back. If the row is
-gone, or the database does not answer, no end is sent, and a check-back settles the half messages.
+decision stands, and its half messages are committed now or by the sweep. If not, the half messages of this attempt are rolled
+back. If the row is gone, or the database does not answer, no end is sent, and a check-back settles the half messages.
 
 THE ORDER. Half messages are stored, then the decision is written, then they are committed. No half message is committed before
-the decision is written. A decision is undone only if the broker has lost a half message, which is sent again under a new token
-(resend after discard); or by an operator, if nothing proves whether the message was published.
+the decision is written. A decision is undone only if the broker no longer has a half message: then its message is sent again
+under a new token (resend after discard), or becomes DEAD if nothing proves whether it was published, so that an operator decides.
 
 THE WINDOW. On a broker that stores a second copy for a second commit, only one process may send ends: the one that wrote the
-decision, or took the batch over, last. It sends none after the broker's window is over. It measures the window from just before
-that write. The database computes `ends_until` during the write, so `ends_until` is never earlier than the end of the window.
-Commits without an answer by then stay open.
+decision, or took the batch over, last. That process sends no more ends after the broker's commit window, which it measures from
+just before that write. The database computes `ends_until` during the write, so `ends_until` is never earlier than the process's
+own deadline. Commits that have no answer by then stay open.
 
 THE SWEEP settles batches that were decided long ago and still have open commits. On a broker on which a second end does no harm,
 the sweep repeats the commits, and looks up half messages that the broker then does not find. On other brokers, a half message may
@@ -80,6 +80,7 @@ class Committer(msgspec.Struct):
     Args:
         source: the stable id of the database.
         clock: a monotonic clock, in seconds.
+        fences_lost: how many steps could not be written, since the batch was no longer in the attempt.
     """
 
     connection: Connection
@@ -101,18 +102,18 @@ class Committer(msgspec.Struct):
 
     def return_unaccepted(self, result: BatchSendResult) -> bool:
         """
-        Return the unaccepted messages of a batch to the queue, so that they are claimed again or become dead.
+        Release the messages of a batch that the broker did not accept, so that they are claimed again, or mark them DEAD.
 
-        Call it for batches that were sent in one phase or without success; otherwise call `decide`. Accepted messages stay in the
-        batch, which becomes SENT; the others are split off. If none was accepted, and all or none of them are dead, the batch
-        itself becomes dead or is released.
+        Call it for a batch that was sent in one phase, or of which nothing was accepted; otherwise call `decide`. Accepted
+        messages stay in the batch, which becomes SENT; the others are split off. If none was accepted, and all of them form one
+        run (see `runs`) or none becomes DEAD, the batch itself is released or becomes DEAD.
 
         Returns:
-            Whether this attempt has written that, now or in an earlier call.
+            Whether this attempt has written the change, now or in an earlier call.
         """
-        runs_to_leave = runs(result.unaccepted)
+        unaccepted_runs = runs(result.unaccepted)
         try:
-            if not result.accepted and (len(runs_to_leave) == 1 or not any(run.is_dead for run in runs_to_leave)):
+            if not result.accepted and (len(unaccepted_runs) == 1 or not any(run.is_dead for run in unaccepted_runs)):
                 self.splitter.return_batch(result.batch, result.unaccepted)
             else:
                 self.splitter.split(result.batch, result.unaccepted, split_at_send)
@@ -121,7 +122,7 @@ class Committer(msgspec.Struct):
         return True
 
     def mark(self, batches: Iterable[ClaimedBatch | PreparedBatch], *, state: State) -> set[int]:
-        """Mark batches in a state SENT; return the ids of those that this relay has marked, now or in an earlier call."""
+        """Mark batches that are in `state` as SENT; return the ids of those that this relay has marked, now or earlier."""
         wanted = {batch.id: batch for batch in batches}
         if not wanted:
             return set()
@@ -136,22 +137,23 @@ class Committer(msgspec.Struct):
         Decide to commit the half messages that were accepted; the other positions are split off the batch.
 
         Returns:
-            The batch to commit. None if another process has the batch: then these half messages are rolled back instead.
+            The batch to commit. None if this attempt could not decide it, since another process has the batch or the row is gone.
+            In the first case, these half messages are rolled back.
         """
         batch, unaccepted = result.batch, result.unaccepted
         half_ids = [result.accepted.get(position) for position in range(1, len(batch.message_ids) + 1)]
         places, window = result.half_places, self.window
         try:
             if unaccepted:
-                more = {"half_ids": half_ids, "half_places": places, "window": window}
-                self.splitter.split(batch, unaccepted, split_at_decision, **more)
+                arguments = {"half_ids": half_ids, "half_places": places, "window": window}
+                self.splitter.split(batch, unaccepted, split_at_decision, **arguments)
             else:
                 decide(self.connection, batch, half_ids, half_places=places, window=window)
             positions, is_fresh = sorted(result.accepted), True
         except FenceLost:
             positions, is_fresh = self._decided_before(result), False
-        of_batch = (batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places)
-        return PreparedBatch(*of_batch, self.source, is_fresh=is_fresh) if positions else None
+        fields = (batch.id, batch.attempt, batch.topic, batch.message_ids, half_ids, positions, batch.failures, places)
+        return PreparedBatch(*fields, self.source, is_fresh=is_fresh) if positions else None
 
     def commit(self, decided: Sequence[PreparedBatch], *, since: float) -> list[CommitResult]:
         """
@@ -171,16 +173,16 @@ class Committer(msgspec.Struct):
         return self.commit_halves([batch for batch in decided if batch.is_fresh], within=self.remaining(since))
 
     def remaining(self, since: float) -> timedelta | None:
-        """Return the remaining time of the window that began at a time of the clock; None for no limit."""
+        """Return the rest of the commit window that began at `since`, a time of the clock; None for no limit."""
         return None if self.window is None else self.window - timedelta(seconds=self.clock() - since)
 
     def is_over(self, since: float) -> bool:
-        """Return whether the window that began at a time of the clock is over."""
+        """Return whether the commit window that began at `since`, a time of the clock, is over."""
         remaining = self.remaining(since)
         return remaining is not None and remaining <= timedelta(0)
 
     def commit_halves(self, batches: Sequence[PreparedBatch], *, within: timedelta | None = None) -> list[CommitResult]:
-        """Commit the open half messages of batches; `within` as for `end`."""
+        """Commit the half messages of batches whose commits are open; `within` as for `end`."""
         outcomes = iter(self.end([half for batch in batches for half in batch.halves()], Resolution.COMMIT, within=within))
         return [self._result_of(batch, islice(outcomes, len(batch.positions))) for batch in batches]
 
@@ -201,7 +203,8 @@ class Committer(msgspec.Struct):
         """
         Record that the broker reports another end than a commit, such as a rollback.
 
-        That is believed only of a broker on which ends may be repeated, since it remembers how each half message ended.
+        Such a report is believed only if ends may be repeated on the broker, which then remembers how each half message ended. On
+        other brokers, the commit counts as unanswered.
         """
         if self.may_repeat_ends:
             reason = f"The broker has {outcome.ended} its half message. {outcome.reason}".strip()
@@ -211,7 +214,7 @@ class Committer(msgspec.Struct):
 
     def end(self, halves: Sequence[HalfRef], resolution: Resolution, *, within: timedelta | None = None) -> list[SendResult]:
         """
-        End half messages. After an error, or a wrong number of outcomes, all of them are UNSURE.
+        End half messages; return one result for each. After an error, or a wrong number of results, all of them are UNSURE.
 
         Args:
             within: the time from now after which no more ends are sent; None for no limit.
@@ -266,7 +269,7 @@ class Committer(msgspec.Struct):
             self._has_written(batch, "resend after discard")
 
     def _leave_open(self, result: CommitResult) -> None:
-        """Store which commits are open. If all are, do nothing: the sweep tries a stuck batch again and again."""
+        """Store which commits are open. If they are the same as before, write nothing: the sweep tries a stuck batch often."""
         batch = result.batch
         if set(result.unanswered) == set(batch.positions):
             return
@@ -291,7 +294,7 @@ class Committer(msgspec.Struct):
         return []
 
     def _has_written(self, batch: ClaimedBatch | PreparedBatch, step: str) -> bool:
-        """After a lost fence, read the row again; return whether an earlier call of this attempt wrote the step."""
+        """Read the row again after a lost fence; return whether an earlier call of this attempt wrote the step."""
         is_decided, *_ = read_step(self.connection, batch.id, batch.attempt)
         if is_decided:
             return True
@@ -305,7 +308,7 @@ class Committer(msgspec.Struct):
         signals.fence_lost.send_robust(sender=Committer, batch_id=batch.id, attempt=batch.attempt, step=step)
 
 
-# The maximum that one statement reads, and one call to the broker ends.
+# The maximum of batches, and of their messages, that one statement reads and one call to the broker ends.
 PAGE_LIMIT = {"batches": 500, "messages": 2000}
 
 # After this time a sweep takes no further page, since an outage leaves thousands of batches open. A relay sweeps once a second,
@@ -345,7 +348,8 @@ class Sweeper(msgspec.Struct):
     Settles the decided batches of one broker, oldest first.
 
     Args:
-        age: a batch decided more recently is left to its relay. Used on brokers on which a second end does no harm.
+        age: on brokers on which a second end does no harm, a batch decided more recently is left to its relay. On other brokers,
+            the commit window if the broker names none.
         after: id of the last batch that was read.
     """
 
@@ -357,7 +361,7 @@ class Sweeper(msgspec.Struct):
     def sweep(self) -> SweepResult:
         """Settle decided batches until none is left or SWEEP_SECONDS are over; the next call continues with the rest."""
         clock = self.committer.clock
-        ends_at = clock() + SWEEP_SECONDS
+        deadline = clock() + SWEEP_SECONDS
         settle = self._repeat_ends if self.committer.may_repeat_ends else self._take_over
         done = SweepResult()
         while results := settle():
@@ -367,7 +371,7 @@ class Sweeper(msgspec.Struct):
             done.sent += sum(len(result.batch.positions) for result in results if result.batch.id in sent)
             done.returned += gone.count(SplitReason.DISCARDED)
             done.dead += gone.count(SplitReason.UNPROVEN)
-            if clock() >= ends_at:
+            if clock() >= deadline:
                 break
         return done
 
@@ -389,9 +393,9 @@ class Sweeper(msgspec.Struct):
         results = [CommitResult(batch, unanswered=dict.fromkeys(batch.positions, UNANSWERED)) for batch in batches]
         hidden = self._look_up([(result, position) for result in results for position in result.batch.positions])
         if hidden:
-            began = self.committer.clock()  # the look-up may have taken longer than the window
-            held = renew(self.connection, {result.batch.id: result.batch for result, _ in hidden}.values(), window=window)
-            hidden = [(result, position) for result, position in hidden if result.batch.id in held]
+            began = self.committer.clock()  # a new window begins, since the look-up may have taken longer than the last one
+            renewed = renew(self.connection, {result.batch.id: result.batch for result, _ in hidden}.values(), window=window)
+            hidden = [(result, position) for result, position in hidden if result.batch.id in renewed]
             halves = [result.batch.half(position) for result, position in hidden]
             ends = self.committer.end(halves, Resolution.COMMIT, within=self.committer.remaining(began))
             for (commit_result, position), end in zip(hidden, ends, strict=True):

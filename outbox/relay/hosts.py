@@ -46,8 +46,8 @@ BLOCKED_SECONDS = 60.0  # for this time, a lane that could not be opened is take
 PLANNER_SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 # How long an idle relay waits for a wakeup before it claims again; each wait is twice as long as the one before.
 IDLE_WAITS = {"shortest": timedelta(milliseconds=20), "longest": timedelta(seconds=1)}
-IDLE_TIMEOUT = timedelta(milliseconds=200)
-NO_IDLE_TIMEOUT = timedelta(0)
+IDLE_TIMEOUT = timedelta(milliseconds=200)  # the `idle_timeout` of a task that a wakeup has started
+NO_IDLE_TIMEOUT = timedelta(0)  # return as soon as nothing can be claimed
 
 
 class RelayTarget(msgspec.Struct, frozen=True):
@@ -136,8 +136,8 @@ class RelayRunner:
 
         Args:
             at_most: the maximum time to run; None for no limit.
-            idle_timeout: return after no message has come for this time, or at once if another relay waits for messages. None:
-                keep waiting.
+            idle_timeout: return after this time without messages; or as soon as nothing can be claimed, if it is 0, the breaker
+                is open, or another relay is on call. None: keep waiting.
 
         Raises:
             psycopg.Error: the database failed.
@@ -149,13 +149,13 @@ class RelayRunner:
         self._is_long_running = idle_timeout is None
         ends_at = time.monotonic() + at_most.total_seconds() if at_most else float("inf")
         idle_since: float | None = None
-        new: frozenset[int] = frozenset()  # ids of topics
+        new_topics: frozenset[int] = frozenset()  # ids that a notification has named
         while not self.stopped.is_set() and time.monotonic() < ends_at:
-            if not new or len(new) > FEW_TOPICS:
-                new = frozenset()  # claim from all topics
+            if not new_topics or len(new_topics) > FEW_TOPICS:
+                new_topics = frozenset()  # claim from all topics
                 self._maintain()
             self._step_at = time.monotonic()
-            done = self.relay.step(new)
+            done = self.relay.step(new_topics)
             if not self.has_worked:
                 self.has_worked = True
                 if loop_errors.clear(self.target.loop):
@@ -164,17 +164,17 @@ class RelayRunner:
                 idle_since = None
                 if done.claimed >= BUSY_MESSAGES:
                     self._withdraw()
-                if not new or done.claimed >= BUSY_MESSAGES:
-                    new = frozenset()
+                if not new_topics or done.claimed >= BUSY_MESSAGES:
+                    new_topics = frozenset()
                     continue
             else:
                 idle_since = idle_since or time.monotonic()
                 if idle_timeout is not None and self._has_timed_out(idle_since, idle_timeout):
                     break
-            if new and self._maintain():  # only after the step, so that the messages of a notification do not wait for it
-                new = frozenset()
+            if new_topics and self._maintain():  # only after the step, so that the messages of a notification do not wait for it
+                new_topics = frozenset()
                 continue
-            new = self._wait()
+            new_topics = self._wait()
         self._withdraw()
         return self.relay.total
 
@@ -192,6 +192,7 @@ class RelayRunner:
         self.relay.stop()
 
     def _has_timed_out(self, idle_since: float, idle_timeout: timedelta) -> bool:
+        """Return whether to end the run now, after a round that has claimed nothing; see `run`."""
         if not idle_timeout or self.relay.breakers.state is BreakerState.OPEN:
             return True
         if self._waker is None or not self._waker.is_on_call:
@@ -203,7 +204,7 @@ class RelayRunner:
         Wait for new messages, and return the ids of their topics as `Waker.wait` does.
 
         If no relay is on call, go on call and return at once, so that the caller claims again; only the next call waits. If
-        another relay is on call, or the breaker is open, just wait.
+        another relay is on call, or the breaker is open, wait without going on call.
         """
         waker = self._open_waker()
         if self.relay.breakers.state is BreakerState.OPEN:
@@ -265,7 +266,7 @@ class RelayRunner:
     @contextmanager
     def _separate_heartbeats(self) -> Iterator[None]:
         """
-        In the block, another thread sends heartbeats while a step takes long, since a send waits for its broker.
+        In the block, another thread sends heartbeats while a step takes long, since this thread may be waiting for the broker.
 
         If a step takes longer than its sends can take, the relay is stuck, and the thread sends no more heartbeats.
         """
@@ -371,7 +372,7 @@ def run_once(
     Args:
         note, at_most, idle_timeout: as for `RelayRunner` and its `run`.
         shutdown: stops the relay when the process is asked to end.
-        is_sweep: Celery beat has started it, so that it also sends a heartbeat of kind `sweep`.
+        is_sweep: whether Celery beat has started this run, which then also sends a heartbeat of kind `sweep`.
 
     Raises:
         LaneNotHeld, NotMigrated, psycopg.Error: see `open_runner` and `RelayRunner.run`.
@@ -406,13 +407,14 @@ def _blocked_lanes(target: RelayTarget) -> dict[int, float]:
     return {}
 
 
-# Database -> the settings that its topic rows were last compared with, the time, and the topics that are not in settings.
+# Alias and name of a database -> the settings with which its topic rows were last compared, the monotonic time of that, and the
+# topics that have rows and are not in the settings.
 _compared_topics: dict[tuple[str, str], tuple[conf.Settings, float, frozenset[str]]] = {}
 
 
 def _foreign_topics(alias: str, connection: Connection) -> frozenset[str]:
-    """Return the topics that are not in settings. At most every MATCH_TOPICS_SECONDS, first update the rows of those that are."""
-    key = alias, str(connections[alias].settings_dict["NAME"])  # the alias, too: two may use different schemas of one database
+    """Return the topics that have rows and are not in settings. Periodically, first write the rows of topics in the settings."""
+    key = alias, str(connections[alias].settings_dict["NAME"])  # two aliases may use different schemas of one database
     settings, at, foreign = _compared_topics.get(key, (None, 0.0, frozenset[str]()))
     if settings is not conf.settings() or time.monotonic() - at > MATCH_TOPICS_SECONDS:
         foreign = frozenset(match_topics(connection))

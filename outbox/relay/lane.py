@@ -1,5 +1,5 @@
 """
-Lanes: each relay holds a small number alone, through a session lock, and numbers its messages per topic and lane without gaps.
+A lane is a small number that one relay holds alone, by a session lock. Messages are numbered per topic and lane, without gaps.
 
 PostgreSQL releases the lock when the relay's connection ends, so other relays see at once that the relay has died. The lock needs
 a direct connection, since a pooler in transaction mode shares a session, and its locks, among clients.

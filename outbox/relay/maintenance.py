@@ -3,9 +3,9 @@ Hourly maintenance of a database and its brokers: create daily partitions ahead,
 
 To prune a database is to drop the daily partitions of old messages, and to delete other old rows in slices, in autocommit. Only
 one process at a time prunes a database. Unfinished work is kept, however old it is: a daily partition is not dropped while it has
-a message with a ticket, a delayed message, or a message of an unfinished batch, or of a dead batch if it has no copy.
+a message that has a ticket, is delayed, or is in an unfinished batch, or a dead message that has no copy.
 
-A row of the inbox is kept as long as its broker may deliver the message again, or it is among the deferred messages of its group.
+A row of the inbox is kept as long as the broker may deliver its message again, or the message is among the group's deferred ones.
 If a consumer dies between its database commit and the acknowledgement, the message is redelivered, perhaps only weeks later, when
 its group is started again. Without the inbox row, the message would be handled twice.
 
@@ -42,7 +42,7 @@ from outbox.logs import get_logger, log_fields
 from outbox.models import UNFINISHED, State
 
 MAINTENANCE_INTERVAL = 3600.0  # seconds
-MAINTENANCE = "maintenance"  # the name of its loop, under which errors are recorded
+MAINTENANCE = "maintenance"  # the name under which errors of the maintenance are recorded (`loop_errors.py`)
 
 
 def maintain(using: str) -> Pruned:
@@ -108,16 +108,17 @@ logger = get_logger(__name__)
 
 SLICE = 1000
 INBOX = "outbox_inbox"
-NOT_LOCKED = "open transactions"  # which kept the partition from being locked; the next prune tries again
+# Reasons in `Pruned.kept`. Open transactions have kept the partition from being locked, so the next prune tries again.
+NOT_LOCKED = "open transactions"
 OWNED_BY_ANOTHER_ROLE = "another role, which owns the tables and has to run outbox_maintenance"
 SESSION_LIMIT = timedelta(seconds=10)  # the timeouts for locks and for idle transactions
-OTHER_ROLE_GRACE = timedelta(days=2)  # after its retention, the other role has to drop a partition within this time
+OTHER_ROLE_GRACE = timedelta(days=2)  # the time after its retention in which the other role has to drop a partition
 
 # One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
-# Rows past their retention are deleted in slices, through an index. The copy of a dead message is kept while the message is dead,
-# or is being sent again.
+# Rows past their retention are deleted in slices, through an index. OLD_ROWS has each table's condition for these rows. The copy
+# of a dead message is kept while the message is dead, or is being sent again.
 DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s))"
 OLD_ROWS = {
     "outbox_failed_delivery": "failed_at < %(before)s",
@@ -168,7 +169,7 @@ def prune(using: str, *, now: datetime | None = None) -> Pruned:
     Drop the daily partitions, and delete the rows, that are past `OUTBOX["RETENTION"]`.
 
     A partition is past its retention when its whole day is. Apps that hold partitions back may keep them longer, and drop them
-    themselves. A role that does not own the tables only deletes rows.
+    themselves. A role that does not own the tables only deletes rows. If another process is pruning, do nothing.
 
     Raises:
         ConfigurationError: the settings configure the pipeline, but its app is not installed.
@@ -190,8 +191,8 @@ def prune(using: str, *, now: datetime | None = None) -> Pruned:
                     _prune_day(connection, day, pruned, holds)
                 else:
                     pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
-        free_by = {hold.reason: last_kept - hold.grace for hold in holds}
-        _alert_held(using, pruned, free_by | {OWNED_BY_ANOTHER_ROLE: last_kept - OTHER_ROLE_GRACE})
+        first_allowed = {hold.reason: last_kept - hold.grace for hold in holds}
+        _alert_held(using, pruned, first_allowed | {OWNED_BY_ANOTHER_ROLE: last_kept - OTHER_ROLE_GRACE})
         pruned.rows["outbox_batch"] = prune_batches(
             connection, before=before, kept=[_bounds(day) for day in [*pruned.kept, last_kept]]
         )
@@ -263,6 +264,8 @@ def _require_apps() -> None:
 
 
 def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterable[RetentionHold]) -> None:
+    """Drop the partition of a day, or record in `pruned` why it is kept."""
+
     def is_held() -> bool:
         holder = find_holder(connection, *_bounds(day)) or next((hold.reason for hold in holds), None)
         if holder is not None:
@@ -274,7 +277,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
         return
     try:
         is_dropped = partitions.drop_partition(connection, day, unless=is_held)
-    except psycopg.errors.InsufficientPrivilege:  # a partition that another role has created
+    except psycopg.errors.InsufficientPrivilege:  # another role has created this partition
         pruned.kept[day] = OWNED_BY_ANOTHER_ROLE
         return
     if is_dropped:
@@ -297,16 +300,16 @@ def _bounds(day: date) -> tuple[UUID, UUID]:
     return first_id(day), first_id(day + timedelta(days=1))
 
 
-def _alert_held(using: str, pruned: Pruned, free_by: Mapping[str, date]) -> None:
+def _alert_held(using: str, pruned: Pruned, first_allowed: Mapping[str, date]) -> None:
     """
     Send an alert for days whose partitions are kept too long after their retention.
 
     Args:
-        free_by: reason of a hold -> the first day that it may still keep.
+        first_allowed: reason of a hold -> the first day whose partition may still be kept for it.
     """
 
     def is_harmless(day: date, holder: str) -> bool:
-        return holder == NOT_LOCKED or (holder in free_by and day >= free_by[holder])
+        return holder == NOT_LOCKED or (holder in first_allowed and day >= first_allowed[holder])
 
     held = {day: holder for day, holder in pruned.kept.items() if not is_harmless(day, holder)}
     if not held:
@@ -321,7 +324,8 @@ INBOX_SLICE = 10_000  # rows about which the brokers are asked at a time
 
 # A slice of rows past their retention, oldest first, after the last row of the previous slice. Two kinds of messages are
 # excluded, since they would be handled again: those that are also deferred, and may be replayed; and those whose batch is
-# unfinished or dead, since a relay may have sent it and died before it marked it SENT, so that it is sent again.
+# unfinished or dead, since a relay may have sent it and died before it marked it SENT, so that it is sent again. Topics whose
+# broker could not be asked are excluded, too.
 READ_OLD = f"""
 WITH unfinished AS MATERIALIZED (
     SELECT unnest(message_ids) AS message_id FROM outbox_batch WHERE state IN {UNFINISHED} OR state = {State.DEAD}
@@ -336,6 +340,7 @@ WHERE handled_at < %(before)s AND handled_at >= %(after_at)s
 ORDER BY handled_at, consumer_group, idempotency_key LIMIT %(limit)s
 """
 
+# Delete rows of a slice by their keys, if they are still past their retention.
 DELETE = """
 DELETE FROM outbox_inbox inbox USING unnest(%s::text[], %s::text[]) AS old (consumer_group, idempotency_key)
 WHERE inbox.consumer_group = old.consumer_group AND inbox.idempotency_key = old.idempotency_key AND inbox.handled_at < %s
@@ -396,23 +401,24 @@ class _Brokers:
 
     def without_redeliveries(self, rows: Iterable[Any]) -> list[Any]:
         """Return the rows whose messages are certainly not delivered again; exclude rows whose broker cannot be asked."""
-        asked: dict[tuple[str, str], set[str]] = {}
+        ids_by_group: dict[tuple[str, str], set[str]] = {}
         for row in rows:
             alias = self._broker_of.get(row.topic)
-            if alias is not None:  # otherwise no broker has the topic any more
-                asked.setdefault((alias, row.consumer_group), set()).add(row.message_id)
+            if alias is not None:  # None: no broker has the topic any more
+                ids_by_group.setdefault((alias, row.consumer_group), set()).add(row.message_id)
         redeliverable = {
-            (group, message_id) for (alias, group), ids in asked.items() for message_id in self._ask(alias, group, ids)
+            (group, message_id) for (alias, group), ids in ids_by_group.items() for message_id in self._ask(alias, group, ids)
         }
         return [
             row for row in rows if row.topic not in self.unavailable and (row.consumer_group, row.message_id) not in redeliverable
         ]
 
     def _ask(self, alias: str, group: str, ids: set[str]) -> set[str]:
+        """Return the `ids` that a broker may deliver again. If it cannot be asked, its topics become `unavailable`."""
         try:
             broker_class = conf.broker_class(alias)
             if not issubclass(broker_class, Receives) or broker_class.may_deliver_again is Receives.may_deliver_again:
-                return set()  # it inherits the default, which knows of no redelivery, so no client is made
+                return set()  # the inherited method always returns an empty set, so no client is made
             if alias not in self._clients:
                 self._clients[alias] = self._stack.enter_context(closing(Receives.of(conf.make_broker(alias))))
             return self._clients[alias].may_deliver_again(group, ids)

@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 
 
 class RelayResult(msgspec.Struct):
-    """Counts of batches claimed, messages claimed, sent and not accepted, and fences lost."""
+    """Counts: claimed batches; claimed, sent and unaccepted messages; lost fences."""
 
     batches: int = 0
     claimed: int = 0
@@ -59,8 +59,8 @@ RETRY_BASE, RETRY_LIMIT = timedelta(seconds=1), timedelta(minutes=5)
 # The interval of retries if an operator has to correct something; outbox_replay --unsent sends at once.
 MISCONFIGURED_RETRY = timedelta(seconds=30)
 
-# A breaker opens after this number of batches in a row got no answer. It stays open for a second at first, then twice as long
-# each time; the limit is low, so that sending resumes soon after the broker is back.
+# A breaker opens after this number of batches in a row got no answer. It stays open for at most a second at first, then for at
+# most twice as long each time. The limit is low, so that sending resumes soon after the broker is back.
 BREAKER_THRESHOLD = 3
 BREAKER_BASE, BREAKER_LIMIT = timedelta(seconds=1), timedelta(seconds=3)
 
@@ -126,7 +126,7 @@ class Relay:
         self._sweeper = Sweeper(connection, self.committer, settings.sweep_age)
         self._sender = Sender(connection, broker, self.breakers, source, lambda: self.is_stopping, clock)
         self._transactions: TransactionalSender | None = None
-        self._shed_at = 0.0
+        self._shed_at = 0.0  # the time of the clock when half of the lease of the current round's batches is over
         if TransactionalSends.has(broker):
             self._transactions = TransactionalSender(
                 connection,
@@ -155,9 +155,9 @@ class Relay:
         """
         done = RelayResult()
         while not self.is_stopping:
-            round_ = self.step()
-            done.add(round_)
-            if not round_.batches:
+            result = self.step()
+            done.add(result)
+            if not result.batches:
                 break
         return done
 
@@ -194,7 +194,12 @@ class Relay:
         return self._sweeper.sweep()
 
     def _claim(self, new: Collection[int]) -> list[list[ClaimedBatch]]:
-        """Claim batches, and return them in groups that may be sent together. Each round claims both released and new ones."""
+        """
+        Claim batches, and return them in groups, each of which may be sent together.
+
+        A half-open breaker allows only a probe. A round for `new` claims only new messages of these topics; any other round
+        claims both released batches and new messages.
+        """
         open_topics = self.breakers.open_topics
         if self.breakers.state is BreakerState.HALF_OPEN:
             # Prefer a topic that has not failed, since a failed topic may be unavailable although the broker is available again.
@@ -205,14 +210,14 @@ class Relay:
         if new:
             return [[batch] for batch in self._release_foreign(self.claims.claim_new(new, without=open_topics))]
         unanswered = self._sender.unanswered
-        old = self.claims.reclaim(without=open_topics, but=unanswered)
+        reclaimed = self.claims.reclaim(without=open_topics, but=unanswered)
         claimed = self.claims.claim(without=open_topics)
         ordered = self.claims.claim_ordered(without=open_topics)
-        if unanswered and not (old or claimed or ordered):
-            old = self.claims.reclaim(without=open_topics)
+        if unanswered and not (reclaimed or claimed or ordered):  # the batch that got no answer last comes after all others
+            reclaimed = self.claims.reclaim(without=open_topics)
         two_phase = [batch for batch in claimed if self._is_two_phase(batch)]
         rest = [batch for batch in claimed if batch not in two_phase]
-        groups = [[old] if old else [], two_phase, rest, ordered]
+        groups = [[reclaimed] if reclaimed else [], two_phase, rest, ordered]
         return [batches for batches in map(self._release_foreign, groups) if batches]
 
     def _claim_probe(self, **scope: Any) -> list[ClaimedBatch]:
@@ -246,6 +251,7 @@ class Relay:
         return batch.type is TopicType.TRANSACTION and HalfMessages.has(self.broker)
 
     def _relay(self, batches: Sequence[ClaimedBatch], began: float) -> RelayResult:
+        """Send claimed batches and record the results. `began`: the time of the clock just before they were claimed."""
         failpoint("relay.after_claim")
         shed_at = self._shed_at = began + self._lease.total_seconds() / 2
         try:

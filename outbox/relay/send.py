@@ -66,7 +66,7 @@ def slices(connection: Connection, batches: Sequence[ClaimedBatch], budget: Budg
     A batch whose row is gone yields nothing.
 
     Args:
-        budget: limits the size of all bodies in a slice, and is read for each slice. A larger body is a slice by itself.
+        budget: limits the size of all bodies in a slice. It may change from slice to slice. A larger body is a slice by itself.
     """
     if all(batch.messages is not None for batch in batches):
         rows = [(batch.id, n, *message) for batch in batches for n, message in enumerate(batch.messages or (), 1)]
@@ -104,9 +104,9 @@ def by_batch(rows: Iterable[Row], batches: Iterable[ClaimedBatch]) -> Iterator[L
 
 logger = get_logger(__name__)
 
-SHIFT_PER_FAILURE, MAX_SHIFT = 2, 16  # bits: a batch that has failed is sent in quarters, then in quarters of these, and so on
+SHIFT_PER_FAILURE, MAX_SHIFT = 2, 16  # bits. A batch that has failed is sent in quarters, then in quarters of these, and so on
 
-ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)
+ANSWERS = (SendStatus.ACCEPTED, SendStatus.REFUSED, SendStatus.MISCONFIGURED)  # the broker has answered
 
 OrderKey: TypeAlias = tuple[int, int]  # the id of a batch, and an order key; two topics may have equal order keys
 
@@ -132,7 +132,7 @@ class Sender:
     is_stopping: Callable[[], bool]
     clock: Callable[[], float] = monotonic
     unanswered: int | None = field(default=None, init=False)
-    _probes: int = field(default=0, init=False)
+    _probes: int = field(default=0, init=False)  # how often a topic was probed; see `_in_growing_parts`
 
     def send(self, batches: Sequence[ClaimedBatch], *, is_half: bool, shed_at: float) -> list[BatchSendResult]:
         """
@@ -206,7 +206,8 @@ class Sender:
         """
         Yield the messages of a topic whose last send got no answer in growing parts: one as a probe, then two, four, and so on.
 
-        They begin one message later each time, so that a message that the broker never answers is not always the first.
+        Each call begins one message later than the last one, so that a message that the broker never answers is not always the
+        probe.
         """
         start = self._probes % len(rows)
         self._probes += 1
@@ -286,7 +287,7 @@ class Sender:
             self.breakers.budget.adapt(sum(len(message.body) for message in messages), self.clock() - began)
 
     def _why_open(self, topic: str = "") -> Unaccepted:
-        """Return the reason for messages that are not sent because a breaker is open: the error that opened it."""
+        """Return why messages are not sent: the error that opened the breaker of their topic, or for "" that of the broker."""
         return Unaccepted(SplitReason.UNAVAILABLE, self.breakers.reason(topic))
 
     def _log_fields(self, batches: Sequence[ClaimedBatch]) -> dict[str, Any]:

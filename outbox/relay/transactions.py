@@ -1,16 +1,16 @@
 """
 Send batches to a broker with transactional sends: exactly one copy of each message becomes visible.
 
-A lane is a number that one relay holds alone, and its transactional id at the broker. To open a lane is to begin a new session
-with that id, which fences the lane: a transaction of an earlier session can no longer be committed.
+A lane is a number that one relay holds alone; each lane has a transactional id at the broker. To open a lane is to begin a new
+session with that id, which fences the lane: a transaction of an earlier session can no longer be committed.
 
 THE TRANSACTION holds the messages of all batches of a round, and a marker that names these batches with their attempts. Each
 lane has one marker, which each of its transactions overwrites. So batches that were sent have to be marked SENT before the next
 transaction of the lane begins.
 
 WITHOUT AN ANSWER to the commit, the batches are in doubt: only the marker shows whether the transaction was committed, and only
-after the lane was fenced, since until then it may still be committed. So the relay opens the lane again, and settles it: batches
-that the marker names are marked SENT, the others are released.
+after the lane was fenced, since until then the transaction may still be committed. So the relay opens the lane again, and settles
+it: batches that the marker names are marked SENT, the others are released.
 
 A BATCH OF ANOTHER LANE that is claimed again may be in doubt, too. That lane is fenced first, and its marker is read. Only then
 may the batch be sent in a transaction of this lane. The batch is claimed before that lane is fenced. Otherwise the holder of that
@@ -130,6 +130,7 @@ class TransactionalSender:
             self._take_others_over()
 
     def _open(self) -> None:
+        """Open the lane, and settle its batches by its marker. If the marker is lost, mark those in doubt DEAD."""
         self.is_settled = False
         marker = self._decode_marker(self._transactional_broker.open_lane(self.source, self.lane), self.lane)
         failpoint("relay.after_open")
@@ -163,7 +164,11 @@ class TransactionalSender:
             logger.warning(text, held_by_others, extra=log_fields(broker=self.broker.alias))
 
     def _settle(self, marker: Marker, *, is_foreign: bool) -> None:
-        """Settle the batches that the lane's transactions have left in doubt, and reset the marker if it names other ones."""
+        """
+        Settle the batches that the lane's transactions have left in doubt.
+
+        Reset the marker if it names batches that are not recorded as sent, or comes from another database or an older timeline.
+        """
         lane = self.lane
         settled = settle_lane(self.connection, lane, self.broker.alias, marker.sent)
         failpoint("relay.after_settle")
@@ -171,10 +176,10 @@ class TransactionalSender:
             extra = log_fields(broker=self.broker.alias, lane=lane, batches=sorted(settled))
             logger.info("Lane %s: batches %s had been published, and are marked SENT now.", lane, sorted(settled), extra=extra)
         unknown, ahead = read_named(self.connection, lane, marker.sent)
-        is_older = ahead > 0 or 0 < marker.timeline < self._timeline
-        if is_older:
+        was_restored = ahead > 0 or 0 < marker.timeline < self._timeline
+        if was_restored:
             self._alert_restored(marker, ahead)
-        if unknown or is_older or is_foreign:  # otherwise new batches with the same ids could be taken for sent ones
+        if unknown or was_restored or is_foreign:  # so that new batches with the same ids are not taken for sent ones
             self._reset_marker()
 
     def _is_foreign(self, marker: Marker) -> bool:
@@ -233,13 +238,13 @@ class TransactionalSender:
         adopted = (self._adopt(batch, sent) for batch in self._release_unavailable(batches))
         waiting = [batch for batch in adopted if batch is not None]
         for loaded in self._load_transactions(waiting):
-            round_ = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
+            new_results = [BatchSendResult(batch, source=self.source) for batch, _ in loaded]
             stopped_by = LANE_CLOSED if not self.is_settled else self.why_shed() if results else None
             if stopped_by is None:
-                self._relay_together(loaded, round_, sent)
+                self._relay_together(loaded, new_results, sent)
             else:
-                self._undo(round_, stopped_by)
-            results += round_
+                self._undo(new_results, stopped_by)
+            results += new_results
         return results, sent
 
     def _release_unavailable(self, batches: Sequence[ClaimedBatch]) -> list[ClaimedBatch]:
@@ -252,14 +257,14 @@ class TransactionalSender:
 
     def _adopt(self, batch: ClaimedBatch, sent: set[int]) -> ClaimedBatch | None:
         """
-        Record that a batch may be in this lane's next transaction; return it if it may be sent in it.
+        Record that a batch may be in this lane's next transaction; return the batch, or None if it must not be sent now.
 
         Args:
-            sent: the id of the batch is added to it if the batch turns out to be published already.
+            sent: a set to which the id of the batch is added if the batch turns out to be published already.
         """
         lane, recorded = self.lane, batch.transaction
         if recorded is not None and recorded.attempt == batch.attempt:
-            return batch  # its claim has recorded the transaction, and no earlier one may hold it
+            return batch  # its claim has recorded this transaction, and no earlier one can hold the batch
         try:
             if recorded is not None:
                 failpoint("relay.before_fence")
@@ -294,7 +299,7 @@ class TransactionalSender:
             yield [*loaded, *self._split_rest(batch, rows)]
 
     def _split_rest(self, batch: ClaimedBatch, rows: Sequence[Row]) -> list[Loaded]:
-        """Split the messages that were not loaded off a claimed batch, and return it; return [] if the fence was lost."""
+        """Split the messages that were not loaded off a claimed batch; return it with its rows, or [] if the fence was lost."""
         rest = {position: NEXT_ROUND for position in batch.positions if position > rows[-1][1]}
         if not rest:
             return [(batch, rows)]
@@ -305,7 +310,7 @@ class TransactionalSender:
         return [(replace(batch, split=batch.split | rest.keys()), rows)]
 
     def _relay_together(self, loaded: Sequence[Loaded], results: Sequence[BatchSendResult], sent: set[int]) -> None:
-        """Send batches in one transaction, and record its result; if it is unknown, the lane stays unsettled."""
+        """Send batches in one transaction, and record the result; if the result is unknown, the lane stays unsettled."""
         messages: list[Outgoing] = []
         positions = [
             self.sender.build(rows, result, messages, is_half=False) for (_, rows), result in zip(loaded, results, strict=True)
@@ -325,7 +330,8 @@ class TransactionalSender:
         if SplitReason.UNSURE in reasons:
             self._log_unsure(results)
         elif reasons:
-            # The topics of the others may be available, since the transaction failed as a whole.
+            # If something else than an outage made the transaction fail, UNAVAILABLE proves nothing about the topics of the other
+            # messages, so these get OTHER_REJECTED.
             for result in results if reasons != {SplitReason.UNAVAILABLE} else ():
                 for position in [
                     p for p, unaccepted in result.unaccepted.items() if unaccepted.reason is SplitReason.UNAVAILABLE
@@ -350,7 +356,7 @@ class TransactionalSender:
         Return batches that are certainly not published.
 
         Args:
-            rest: the reason of the messages that have none.
+            rest: the reason of the messages without a result.
         """
         withdraw(self.connection, self.lane, [result.batch for result in results])
         for result in results:
@@ -409,7 +415,7 @@ def find_lanes_ahead(connection: Connection, broker: TransactionalSends, source:
 
 
 def _decode(text: str | None, lane: int, broker: str) -> Marker | None:
-    """Decode a marker; None stays None. Raises BrokerMisconfigured if another program wrote it."""
+    """Decode a marker; return None for None. Raises BrokerMisconfigured if another program wrote the text."""
     if text is None:
         return None
     try:

@@ -1,9 +1,9 @@
 """
 Wakeup: one of the idle relays of a broker is on call. It announces itself in a row, and publishers notify it on commit.
 
-The other relays poll, and one of them takes its place when it has ended, freezes, or is busy. A notification may be lost. And a
-transaction that published before the row was written, and commits after it, sends none. Both only cost latency, since the relay
-claims again when its wait is over.
+The other relays poll, and one of them goes on call when the relay on call has ended, freezes, or is busy. A notification may be
+lost, and a transaction that published before the row was written and commits later sends none. Both only cost latency, since the
+relay claims again when its wait is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LISTEN = "LISTEN outbox"
 
 UNLISTEN = "UNLISTEN outbox"
 
-# One row per broker. The relay on call updates it each second; after 3 s without an update it counts as frozen.
+# Go on call, in the broker's one row, unless another relay is. The relay on call updates the row each second; after 3 s without
+# an update it counts as frozen. A long-running relay takes the place of one that is not.
 ANNOUNCE = """
 INSERT INTO outbox_wakeup AS on_call (broker, relay, is_long_running) VALUES (%(broker)s, %(lane)s, %(is_long_running)s)
 ON CONFLICT (broker) DO UPDATE
@@ -47,7 +48,7 @@ class Waker:
         lane: the relay's lane.
         broker: the alias of the relay's broker.
         is_long_running: whether the relay keeps running. A long-running relay takes the place of one that ends when it is idle.
-        shortest, longest: the first wait; each wait without a notification doubles the next, up to the longest.
+        shortest, longest: the first and the maximum wait. Each wait without a notification doubles the next one.
     """
 
     def __init__(
