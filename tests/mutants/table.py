@@ -497,14 +497,14 @@ MUTANTS: dict[str, Mutant] = {
     "kafka-inherited": Mutant(
         "What was handed out before is noted on, until it is acknowledged",
         "outbox/brokers/kafka/partition.py",
-        "bound = max(self.handed_out_before, first + limit if self.is_in_use else 0)",
-        "bound = first + limit if self.is_in_use else 0",
+        "bound = max(self.handed_out_before, first + limit if self.sets_bound_ahead else 0)",
+        "bound = first + limit if self.sets_bound_ahead else 0",
         (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "kafka-idle": Mutant(
         "A partition that is idle is no longer in use",
         "outbox/brokers/kafka/receiver.py",
-        "partition.is_in_use, partition.handed_out_before = False, 0",
+        "partition.sets_bound_ahead, partition.handed_out_before = False, 0",
         "pass",
         (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),

@@ -396,7 +396,7 @@ class GroupMember:
                     partition.held.clear()
             waiting = [partition for partition in partitions if partition.waits_for_commit(self._largest_batch)]
             for partition in waiting:
-                partition.is_in_use = True
+                partition.sets_bound_ahead = True
             self._commit(waiting)
             deliveries: list[Delivery] = []
             batch_number = next(_batch_numbers)
@@ -487,7 +487,7 @@ class GroupMember:
                 if partition.committed_bound and now - partition.changed_at >= IDLE_SECONDS:
                     partition.changed_at = now  # so that the cluster is asked at most every IDLE_SECONDS
                     if self._consumer.get_watermark_offsets(topic_partition, timeout=ANSWER_SECONDS)[1] <= position:
-                        partition.is_in_use, partition.handed_out_before = False, 0
+                        partition.sets_bound_ahead, partition.handed_out_before = False, 0
             self._commit(idle)
         except (BrokerUnavailable, KafkaException) as error:
             logger.info("Group %s: %s", self.group, describe(error))
@@ -572,7 +572,7 @@ class GroupMember:
             ]
             known = [partition for partition in partitions if partition.committed is not None]
             for partition in known:
-                partition.is_in_use = False
+                partition.sets_bound_ahead = False
             try:
                 self._commit(known)
             except BrokerUnavailable as error:
