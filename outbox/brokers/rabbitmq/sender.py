@@ -103,7 +103,7 @@ class RabbitMQSender:
         except LOST as error:
             status = SendStatus.UNSURE if may_be_published else SendStatus.UNAVAILABLE
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
-        return batch.finish(UNANSWERED)  # no message is pending here, so each has its own result, and none is UNANSWERED
+        return batch.finish(UNANSWERED)  # no message is pending any more, so each has a result, and none becomes UNANSWERED
 
     def _write(self, channel: amqp.Channel, messages: Iterable[Outgoing], queues: Collection[tuple[str, str]]) -> None:
         """Declare the queues passively, bind them again if that is due, and publish the messages."""

@@ -75,7 +75,7 @@ class ServerChecks:
     def problems(self) -> list[Finding]:
         """Return all problems. Raises BrokerUnavailable."""
         try:
-            with self._connection.use():  # if no node answers, BrokerUnavailable is enough
+            with self._connection.use():  # raises BrokerUnavailable if no node answers, instead of a finding for each node
                 pass
             findings = [*self._problems_of_nodes()]
             with self._connection.use() as connection:
