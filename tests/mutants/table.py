@@ -469,8 +469,8 @@ MUTANTS: dict[str, Mutant] = {
     "late-commit": Mutant(
         "A lane is left after a commit that may have been sent twice",
         "outbox/brokers/kafka/lanes.py",
-        "if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not held.is_one_by_one:",
-        "if not held.is_one_by_one:",
+        "if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not open_lane.is_one_by_one:",
+        "if not open_lane.is_one_by_one:",
         ("-m", "kafka", "tests/outbox/brokers/kafka/test_transactions.py"),
     ),
     "kafka-no-report": Mutant(

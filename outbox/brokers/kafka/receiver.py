@@ -50,7 +50,7 @@ logger = get_logger(__name__)
 
 _batch_numbers = count(1)  # part of the receipts of a batch of deliveries, so that no receipt is used twice
 
-POLL_SECONDS = 0.1  # the longest single poll, so also the time in which `interrupt` and `close` end the wait of `receive`
+POLL_SECONDS = 0.1  # the maximum duration of a poll, and so the time within which `interrupt` and `close` end a `receive`
 REFUSED_SECONDS = 10.0  # the interval at which the member tries again to subscribe to a refused topic
 TOPICS_SECONDS = 10.0  # the interval of queries for topics that were deleted and created again, and for unfinished transactions
 UNFINISHED_SECONDS = 60.0  # a transaction that stays unfinished for longer is reported
@@ -103,14 +103,17 @@ class GroupMember:
         self.unfinished: dict[str, str] = {}  # topic -> report about its unfinished transaction
         # Topic-partition -> the last stable offset, where an unfinished transaction begins, and when it was first seen there.
         self._open_transactions: dict[TopicPartition, tuple[int, float]] = {}
-        self._topic_ids: dict[str, str] = {}
+        self._topic_ids: dict[str, str] = {}  # topic -> its id when Kafka was last asked
         self._topics_checked_at = time.monotonic()
         self._topics_thread = threading.Thread()
-        self._new_partitions: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
-        self._partitions: dict[tuple[str, int], HeldPartition] = {}  # in the order in which they are handed out
-        self._largest_batch = 1
+        self._new_partitions: set[tuple[str, int]] = set()  # of topics that are new to the group: they need a start offset
+        self._partitions: dict[
+            tuple[str, int], HeldPartition
+        ] = {}  # the assigned ones, in the order in which they are handed out
+        self._largest_batch = 1  # the largest `limit` of a receive until now
         self._polling = threading.Lock()
         self._lock = threading.RLock()
+        # When the last poll began, and when a record or another answer of a broker last arrived; both by `monotonic`.
         self._polled_at = self._answered_at = time.monotonic()
         self._is_interrupted = self._is_closed = self._has_joined = False
 
@@ -322,7 +325,7 @@ class GroupMember:
         self._ask_again_at[topic] = time.monotonic() + REFUSED_SECONDS
 
     def _fetch(self, topics: Collection[str], limit: int, seconds: float) -> None:
-        """Fetch records up to the limit, which includes records that wait here already. Wait up to `seconds` for the first."""
+        """Fetch records until the limit of records wait here to be handed out. Wait up to `seconds` for the first one."""
         with self._polling:
             self._require_not_closed()
             self._polled_at = time.monotonic()
@@ -383,7 +386,7 @@ class GroupMember:
                 change([TopicPartition(partition.topic, partition.number)])
 
     def _hand_out(self, topics: Collection[str], limit: int, invisible_seconds: float) -> list[Delivery]:
-        """Return deliveries of fetched records that are not held. Before, release the records whose time is over."""
+        """Hand out fetched records that are not held. Before that, release the records whose hold has expired."""
         with self._lock:
             now = self._clock()
             partitions = [

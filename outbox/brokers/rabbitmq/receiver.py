@@ -306,7 +306,7 @@ class RabbitMQReceiver:
         self._has_subscription_ended = True
 
     def _topics_with_dead_letters(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
-        """Return the topics with messages in the group's dead-letter queue. The next call declares a queue that is missing now."""
+        """Return the topics with messages in the group's dead-letter queue. The next call declares queues that are missing."""
         readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
         with closing(connection.channel()) as channel:
             states = {topic: state_of(channel, dead_letter_queue_name(topic, group)) for topic in readable}
