@@ -81,9 +81,8 @@ class KafkaLanes:
         self._options = options
         self._name = name
         self._lanes: dict[tuple[int, int], _Lane] = {}  # process and lane: a producer does not work in a forked process
-        self._blocked: dict[
-            str, tuple[float, LaneBlocked]
-        ] = {}  # transactional id -> the time of the next attempt, and the error
+        # Transactional id that could not be opened -> when this is tried again (`monotonic`), and the error.
+        self._blocked: dict[str, tuple[float, LaneBlocked]] = {}
         self._one_by_one: set[int] = set()  # lanes whose next transaction sends records one by one
 
     def open(self, source: str, lane: int) -> str | None:
@@ -129,7 +128,7 @@ class KafkaLanes:
         return open_lane is not None
 
     def close(self) -> None:
-        """Discard all producers. A lane's next producer ends the unfinished transaction, otherwise Kafka does after its timeout."""
+        """Discard all producers. An unfinished transaction ends with the lane's next producer, or by Kafka's timeout."""
         self._lanes.clear()
 
     def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:

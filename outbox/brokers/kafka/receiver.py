@@ -107,9 +107,8 @@ class GroupMember:
         self._topics_checked_at = time.monotonic()
         self._topics_thread = threading.Thread()
         self._new_partitions: set[tuple[str, int]] = set()  # of topics that are new to the group: they need a start offset
-        self._partitions: dict[
-            tuple[str, int], HeldPartition
-        ] = {}  # the assigned ones, in the order in which they are handed out
+        # The assigned partitions, in the order in which their records are handed out.
+        self._partitions: dict[tuple[str, int], HeldPartition] = {}
         self._largest_batch = 1  # the largest `limit` of a receive until now
         self._polling = threading.Lock()
         self._lock = threading.RLock()
