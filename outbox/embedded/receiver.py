@@ -75,10 +75,10 @@ SELECT
 # Reads messages of a queue, and moves the offset to the last one. If no more are visible, moves the offset to the last position
 # of the queue, since positions before that cannot be filled later (log.py). Returns no row if the offset was not moved.
 #
-# On other topics than fifo ones, returns the messages, each with a delivery that this consumer holds. On fifo topics, the new
-# deliveries are not held, but due at once, and TAKE_DUE takes those that wait for no earlier message of their key. (The statement
-# calls both kinds `held`.) It then returns a single row without an id, whose count is the number of messages read. That row also
-# comes with the count 0, if the offset was moved over empty positions only.
+# If the topic is not a fifo one, returns the messages, each with a delivery that this consumer holds. On a fifo topic, the new
+# deliveries are not held, but due at once (the statement calls both kinds `held`); TAKE_DUE takes those that wait for no earlier
+# message of their key. The statement then returns a single row without an id, whose count is the number of messages read. If the
+# offset was moved over empty positions only, it returns such a row with the count 0 on any topic.
 READ_UNREAD = f"""
 WITH locked_offset AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset

@@ -75,7 +75,7 @@ def prune(
     limit: int,
     now: datetime | None,
 ) -> int:
-    """Delete up to about `limit` messages and ended half messages, one slice per statement. Return their number."""
+    """Delete messages and ended half messages, about `limit` at most, one slice per statement. Return how many were deleted."""
     deleted = 0
     for topic, retention in topics:
         values = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}

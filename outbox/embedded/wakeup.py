@@ -57,7 +57,7 @@ def take(client: EmbeddedClient, request: ReceiveRequest, limit: int, wait: time
 
 
 def _read_notifications(client: EmbeddedClient, request: ReceiveRequest, payloads: set[str]) -> ScanResult | None:
-    """Return the queues that notifications name, until the next scan is needed. None: scan all queues now."""
+    """Return the queues that notifications name, and the time until the next scan is needed. None: scan all queues now."""
     scanned, valid_until = client.scan_validity
     remaining = valid_until - time.monotonic()
     if scanned != request.group_and_topic_ids or remaining <= 0 or "" in payloads:  # an empty payload names no queue (log.NOTIFY)

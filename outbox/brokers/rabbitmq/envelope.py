@@ -76,7 +76,7 @@ def dead_letter(message: amqp.Message, *, group: str, topic: str, queue: str) ->
     reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
     text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'without a reason'}.")
     delivery = replace(to_delivery(message, group=group, topic=topic), dead_letter_reason=text)
-    # Without a header TAG, the tag is the routing key, which is now that of the dead-letter queue.
+    # If the message has no header TAG, its tag is the routing key, which is now that of the dead-letter queue.
     if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):
         return replace(delivery, tag=_text(keys[0]))
     return delivery

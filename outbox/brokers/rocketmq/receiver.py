@@ -109,7 +109,7 @@ class RocketMQReceiver:
             return taken
         self._subscriptions.add(call.group, call.topics)
         keys = self._keys(call)
-        # Make the requests that need not wait before a retry. If all would have to, make all: the last call was a while ago.
+        # Make the requests that need not wait before a retry. If all would have to, make all: the caller has waited already.
         polls = {key: self._ensure_poll(call, key) for key in {key for key in keys if self._is_due(key)} or keys}
         retries: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())

@@ -61,8 +61,8 @@ CONNECTING_TEXTS = ("failed to connect", "connection refused", "connect to", "dn
 
 # Codes of a broker's answers in the remoting protocol. Source: apache/rocketmq ResponseCode.
 FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # rejected before anything was done
-# A commit or rollback was not carried out: the broker applies flow control, is a slave (11), is shutting down (14), or got the
-# request too early (604).
+# A commit or rollback was not carried out: the broker applies flow control, is a slave (11), is shutting down (14), or leaves the
+# half message to check-backs, because the request came too late (604).
 NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}
 MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: request code not supported
 ILLEGAL_CODE = 13
