@@ -66,8 +66,8 @@ def read_status(connection: Connection) -> tuple[dict[str, int], list[str]]:
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
     """Return the copies of a message, and of its half messages by their ids."""
-    numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
-    rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
+    valid_ids = [half_id for half_id in half_ids if half_id.isascii() and half_id.isdecimal() and len(half_id) < 19]
+    rows = connection.execute(COPIES, {"id": message_id, "halves": valid_ids}).fetchall()
     return [StoredCopy(*row) for row in rows]
 
 

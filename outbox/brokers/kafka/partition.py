@@ -32,7 +32,7 @@ class HeldPartition(msgspec.Struct, eq=False):
             or an earlier one.
         records: offset -> record that is not acknowledged, in the order of the offsets.
         held: offset -> receipt, for each of these records that is handed out now.
-        held_until: when the holds of all these records expire, by `GroupMember`'s argument `clock`.
+        held_until: when the holds of all held records expire, by `GroupMember`'s argument `clock`.
         changed_at: when a record last arrived or was acknowledged, by `time.monotonic`; tells whether the partition is idle.
         topic_id: the id of the topic of these records and offsets, which a new topic of the same name does not have. "": unknown.
     """
@@ -73,9 +73,9 @@ class HeldPartition(msgspec.Struct, eq=False):
 
     def ready_offsets(self, limit: int) -> Iterator[int]:
         """
-        Yield the offsets of records that can be handed out now. In an ordered partition, there are none while any record is held.
+        Yield the offsets of records that can be handed out now: they are not held, and are before the committed bound.
 
-        These records are not held, and are before the committed bound.
+        In an ordered partition, there are none while any record is held.
 
         Args:
             limit: only records that are fewer than this number of offsets after the committed one.

@@ -5,11 +5,11 @@ The group's offset in a partition is committed after a message was acknowledged,
 that it had not acknowledged are delivered again. Fetched records are kept in the member's partitions (`partition.py`).
 
 DELIVERY COUNTS. Kafka does not count deliveries, but a message that killed its process must not be taken for a new one. So before
-records of a partition are handed out, the partition is marked as *in use*: a bound is committed in the metadata of the offset. The
-bound is that offset plus the largest number of messages that a `receive` has asked for until then. Only records before the bound
-are handed out. The next holder of the partition takes all of these for redelivered ones. A member that gives the partition back
-lowers the bound to the records that it really handed out, and a member that finds the partition idle removes the bound. The
-metadata also names the owner of the group (source and project).
+records of a partition are handed out, the partition is marked as *in use*: a bound is committed in the offset's metadata. The
+bound is that offset plus the largest number of messages that a `receive` has asked for until then. No record at or above the
+bound is handed out, and the next holder of the partition takes all records below the bound for redelivered ones. A member that
+gives the partition back lowers the bound to the records that it really handed out, and a member that finds the partition idle
+removes the bound. The metadata also names the owner of the group (source and project).
 
 THREADS. `_polling` is held during a poll, and rebalances happen within one. `_lock` is held by bookkeeping and commits. A thread
 that needs both takes `_polling` first.

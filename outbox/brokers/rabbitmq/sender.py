@@ -67,8 +67,8 @@ class RabbitMQSender:
         Publish messages and wait for all confirms.
 
         Args:
-            queues: exchange and name of each queue that must exist. If the last time is BIND_SECONDS ago, the queue is also bound
-                to the exchange again, for all tags.
+            queues: exchange and name of each queue that must exist. A queue that was not bound for BIND_SECONDS is also bound to
+                the exchange again, for all tags.
 
         Raises:
             DeclarationMissing: one of these queues, or its exchange, does not exist.
