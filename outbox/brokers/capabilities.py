@@ -144,7 +144,7 @@ class Receives(Capability):
         Return the ids of those messages that may be delivered to a group again, because their deliveries are not settled.
 
         If a broker does not know this of a message, it must not deliver the message later than `Limits.redelivery` after it was
-        handled. If that is None, a setting of the broker's server is the limit, and `check` compares it with OUTBOX["RETENTION"].
+        handled. If that is None, a setting of the server is the limit; `check` compares it with the retention of inbox rows.
         """
         return set()
 

@@ -79,8 +79,7 @@ class RabbitMQReceiver:
         self._subscriptions: dict[str, Subscription] = {}  # queue -> its subscription
         self._dead_letter_queues: list[Subscription] = []  # these are read without a consumer
         self._held: dict[str, tuple[Subscription, int]] = {}  # receipt -> the subscription and delivery tag of its message
-        # When queues that were declared are declared again, and when it is tried again to read those that were refused; both by
-        # `monotonic`.
+        # When declared queues are declared again, and when refused ones are tried again; both by `monotonic`.
         self._declare_again_at: dict[GroupTopic, float] = {}
         self._try_again_at: dict[GroupTopic, float] = {}
         self._subscription_numbers = itertools.count(1)
@@ -164,6 +163,7 @@ class RabbitMQReceiver:
         self._connection.close()
 
     def _settle(self, deliveries: Sequence[Delivery], settle: Callable[[Subscription, int], None]) -> list[bool]:
+        """Call `settle` with the subscription and delivery tag of each delivery that is still held. Return whether each was."""
         with self._settling():
             answers = []
             for delivery in deliveries:
@@ -301,7 +301,7 @@ class RabbitMQReceiver:
         subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
 
     def _on_cancel(self, subscription: Subscription) -> None:
-        """Make the next receive declare a deleted queue, and subscribe to it, again."""
+        """End the wait of a receive, so that it declares the deleted queue, and subscribes to it, again."""
         self._declare_again_at.pop(subscription.group_topic, None)
         self._has_subscription_ended = True
 

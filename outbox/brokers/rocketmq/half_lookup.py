@@ -96,11 +96,11 @@ class HalfLookup:
         if len(self.places) > MAX_PLACES:
             self.places.clear()
         statuses = await self._client.pipelined(halves, self._look_up_in_index)
-        for topic in {half.topic for half, known in zip(halves, statuses, strict=True) if known is None}:
-            unindexed = [half for half, known in zip(halves, statuses, strict=True) if known is None and half.topic == topic]
-            read = await self._look_up_in_queues(topic, unindexed)
-            statuses = [known or read.get(half.half_id) for half, known in zip(halves, statuses, strict=True)]
-        return [known or HalfStatus.UNKNOWN for known in statuses]
+        for topic in {half.topic for half, status in zip(halves, statuses, strict=True) if status is None}:
+            unproven = [half for half, status in zip(halves, statuses, strict=True) if status is None and half.topic == topic]
+            in_queues = await self._look_up_in_queues(topic, unproven)
+            statuses = [status or in_queues.get(half.half_id) for half, status in zip(halves, statuses, strict=True)]
+        return [status or HalfStatus.UNKNOWN for status in statuses]
 
     async def _look_up_in_index(self, half: HalfRef) -> HalfStatus | None:
         """Return the status of a half message by the brokers' indexes. None: the indexes prove nothing."""
