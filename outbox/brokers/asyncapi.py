@@ -59,9 +59,9 @@ class BrokerInterface(msgspec.Struct, frozen=True):
         return {}
 
     def send(self) -> dict[str, Any]:
-        """Return the bindings of the operation by which this project sends."""
+        """Return the bindings of the operation with which this project sends."""
         return {}
 
     def receive(self, group: str) -> dict[str, Any]:
-        """Return the bindings of the operation by which a consumer group receives."""
+        """Return the bindings of the operation with which a consumer group receives."""
         return {}

@@ -143,8 +143,8 @@ class Receives(Capability):
         """
         Return the ids of those messages that may be delivered to a group again, because their deliveries are not settled.
 
-        A broker that does not know this of a message must not deliver it later than `Limits.redelivery` after it was handled, or
-        than a time at its server that `check` compares.
+        If a broker does not know this of a message, it must not deliver the message later than `Limits.redelivery` after it was
+        handled. If that is None, a setting of the server is the limit; `check` compares it with the retention of inbox rows.
         """
         return set()
 

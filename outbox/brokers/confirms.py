@@ -48,7 +48,7 @@ class PendingConfirms(msgspec.Struct):
     pending: int = 0
     first_tag: int = 0  # the delivery tag of the first message
     _names: list[Name] = msgspec.field(default_factory=list)
-    _settled_to: int = 0  # all messages before this index have results
+    _settled_to: int = 0  # each message before this index has a result
 
     @property
     def next_tag(self) -> int:
@@ -141,7 +141,7 @@ class ConfirmingChannel:
 
 
 class _WriteBuffer:
-    """Replaces the transport of py-amqp's frame writer."""
+    """Collects the frames of py-amqp's frame writer, in place of its transport."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport

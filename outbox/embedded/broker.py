@@ -79,9 +79,10 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         self._client = EmbeddedClient(self._settings)
         self._renewal_client = EmbeddedClient(self._settings)  # a second thread may call renew() and release()
         self._stored_topics = Topics(self.topics)
-        # Group and topic id -> `Topics.read_at` when the group's offsets were stored.
+        # Group and topic id -> `Topics.read_at` when the group's offsets were last stored. When the topics are read again, the
+        # offsets are stored again, since they may have been deleted together with the topics.
         self._joined: dict[tuple[str, int], float] = {}
-        self._receives = itertools.count()
+        self._receive_numbers = itertools.count()
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
@@ -208,9 +209,9 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
         self, group: str, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta
     ) -> list[Delivery]:
         with self._client.translating_errors() as connection:
-            reader = self._reader(connection, group, topics, invisible_for)
-            rows = wakeup.take(self._client, reader, limit, wait)
-        names = {topic.id: topic.name for topic in reader.topics}
+            request = self._prepare_receive(connection, group, topics, invisible_for)
+            rows = wakeup.take(self._client, request, limit, wait)
+        names = {topic.id: topic.name for topic in request.topics}
         return [delivery(group, names[row.topic_id], row) for row in rows]
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -274,14 +275,16 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
             self.end([HalfRef(half.topic, half.half_id, half.message_id, source=source)], answer)
         return answer
 
-    def _reader(self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta) -> receiver.Reader:
-        """Return the arguments of a receive, after storing the group's offsets in topics that are new to it."""
+    def _prepare_receive(
+        self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta
+    ) -> receiver.ReceiveRequest:
+        """Store the group's offsets in topics that are new to the group. Return the arguments of the receive."""
         stored = [self._stored_topics.stored(connection, name) for name in topics]
-        reader = receiver.Reader(group, stored, invisible_for, next(self._receives), self._now)
-        read_at, joined = self._stored_topics.read_at, [(group, topic.id) for topic in stored]
-        if any(self._joined.get(queue) != read_at for queue in joined):
-            # If the tables were emptied after the group had joined, it reads them from the first message, whatever START is.
-            is_new = any(queue not in self._joined for queue in joined)
-            receiver.join(connection, reader, at_end=is_new and self._settings.start == "latest")
-            self._joined |= dict.fromkeys(joined, read_at)
-        return reader
+        request = receiver.ReceiveRequest(group, stored, invisible_for, next(self._receive_numbers), self._now)
+        read_at, wanted = self._stored_topics.read_at, [(group, topic.id) for topic in stored]
+        if any(self._joined.get(group_topic) != read_at for group_topic in wanted):
+            # If the tables were emptied after the group had joined, the group begins at the first message, whatever START is.
+            is_new = any(group_topic not in self._joined for group_topic in wanted)
+            receiver.join(connection, request, at_end=is_new and self._settings.start == "latest")
+            self._joined |= dict.fromkeys(wanted, read_at)
+        return request

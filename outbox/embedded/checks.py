@@ -1,8 +1,8 @@
 """
 The check loop, which sends check-backs about half messages that were not ended (committed or rolled back).
 
-A check-back is counted, and the next one scheduled, in a separate statement before it is sent. So no transaction is open during
-the check-back, two loops never send the same one, and it is counted even if its loop dies.
+Before a check-back is sent, one statement counts it and schedules the next one. So no transaction is open during the check-back,
+two loops never send the same one, and it is counted even if its loop dies.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def take_one(connection: Connection, half_id: int, *, interval: timedelta, now: 
 def _half(
     topic: str, message_id: str, half_id: str, token: str, asked: int, born_at: datetime, key: str, headers: str, body: bytes
 ) -> Half:
-    read = msgspec.json.decode(headers, type=dict[str, str])
-    return Half(topic, message_id, half_id, token, asked, born_at, key, read, body)
+    decoded_headers = msgspec.json.decode(headers, type=dict[str, str])
+    return Half(topic, message_id, half_id, token, asked, born_at, key, decoded_headers, body)
 
 
 def answer(ask: Callable[[Half], Resolution], half: Half) -> Resolution:

@@ -24,9 +24,9 @@ from outbox.errors import BrokerUnavailable, NotMigrated
 T = TypeVar("T")
 Operation = Callable[[database.Connection, Sequence[T]], list[SendResult]]
 
-# The broker's tables fill and empty within seconds, so their statistics are outdated. So each statement has to use an index. A
-# generic plan is made only once, while planning each execution would cost more than the execution. The broker does nothing
-# between two statements of a transaction, so the process of an idle transaction is frozen.
+# The broker's tables fill and empty within seconds, so the planner's statistics are outdated, and each statement is made to use
+# an index. A generic plan is made only once, while planning each execution would cost more than the execution. The broker does
+# nothing between two statements of a transaction, so a transaction that is idle for a second belongs to a frozen process.
 SETTINGS = {"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "idle_in_transaction_session_timeout": "1s"}
 
 NOT_VALID = None, 0.0  # a value of `scan_validity` that makes the next receive scan all queues
@@ -35,7 +35,8 @@ LISTEN = "LISTEN outbox_embedded"
 REGISTER = "INSERT INTO outbox_embedded_wakeup (pid) VALUES (pg_backend_pid()) ON CONFLICT DO NOTHING"
 DEREGISTER = "DELETE FROM outbox_embedded_wakeup WHERE pid = pg_backend_pid()"
 
-# Deletes rows of consumers that died while they waited, because every commit would notify on their behalf.
+# Deletes rows of consumers that died while they waited, because every commit would notify on their behalf. A connection that has
+# not registered yet may find a row with its own pid: that of an earlier server process.
 FORGET_DEAD_WAITERS = """
 DELETE FROM outbox_embedded_wakeup waiter
 WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = waiter.pid) OR pid = pg_backend_pid()
@@ -51,7 +52,11 @@ def missing_tables(alias: str) -> NotMigrated:
 
 
 class EmbeddedClient:
-    """A connection in autocommit mode, for one call at a time. Another thread may call `close` during a call."""
+    """
+    A connection in autocommit mode, for one call at a time.
+
+    During a call, another thread may call `close` and `deregister_while_idle`.
+    """
 
     def __init__(self, options: EmbeddedOptions) -> None:
         self._options = options
@@ -59,8 +64,8 @@ class EmbeddedClient:
         self._is_listening = False
         self._call_lock = threading.Lock()
         self.is_registered = False  # whether commits notify this connection of new messages
-        # The group and topics of the last scan, and until when (`monotonic`) notifications announce all messages that it did not
-        # find.
+        # The group and topic ids of the last scan, and until when (`monotonic`) no other scan is needed, because notifications
+        # name every queue in which a message becomes visible.
         self.scan_validity: tuple[object, float] = NOT_VALID
         self.is_closing = False  # makes a waiting call return soon
 
@@ -120,7 +125,7 @@ class EmbeddedClient:
 
     def register(self) -> bool:
         """
-        Register for notifications of new messages. Return whether this is a new registration, so that a scan must follow.
+        Register for notifications of new messages. If this is a new registration, return True: the caller must scan once more.
 
         A pooled connection is never registered, because poolers do not pass notifications on.
         """

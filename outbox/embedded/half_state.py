@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class HalfState(IntegerChoices):
-    """The state of a half message. Usually, a committed one is deleted, since its message is in the queue then."""
+    """The state of a half message. After a COMMIT, its row is usually deleted, since the message is in the queue then."""
 
     UNDECIDED = 0, _("undecided")
     PARKED = 1, _("parked")  # its check-backs reached their limit; an operator has to act, and it can still be ended

@@ -47,8 +47,8 @@ SELECT array_agg(id ORDER BY n) FROM given
 GIVEN = "unnest(%(ids)b::bigint[], %(message_ids)b::text[], %(sources)b::text[]) AS g (id, message_id, source)"
 IS_GIVEN = "h.id = g.id AND h.message_id = g.message_id AND g.source IN ('', h.source)"
 
-# If another half message has made the message visible already, the message is not stored twice. The row of this half message then
-# stays, with the state COMMITTED.
+# If another half message has made the message visible already, the message is not stored twice. The row of this half message is
+# then inserted again, with the state COMMITTED and without its body.
 COMMIT_HALVES = f"""
 WITH leaving AS (
     DELETE FROM outbox_embedded_half h USING {GIVEN} WHERE {IS_GIVEN} AND h.state IN {ENDABLE_STATES}
@@ -132,7 +132,7 @@ def end(connection: Connection, halves: Sequence[HalfRef], resolution: Resolutio
     taken = _ids_of(connection.execute(statement, {**given, "now": now}))
     ended = dict.fromkeys(taken, Ended.COMMITTED if resolution is Resolution.COMMIT else Ended.ROLLED_BACK)
     if len(ended) < len(set(ids)):
-        others = [half for half, number in zip(halves, ids, strict=True) if number not in ended]
+        others = [half for half, half_id in zip(halves, ids, strict=True) if half_id not in ended]
         rows = connection.execute(READ_ENDS, _given(others))
         ended |= {half_id: ENDS[HalfState(state)] for half_id, state in rows if state in ENDS}
     return [
@@ -186,5 +186,5 @@ def _ids_of(cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[int]:
 
 
 def _number(half_id: str) -> int:
-    """Return a half message's id as a number; for text that is not an id of this broker, return 0, which is never an id."""
+    """Return a half message's id as a number. For text that cannot be an id of this broker, return 0, which is never an id."""
     return int(half_id) if half_id.isascii() and half_id.isdecimal() and len(half_id) < 19 else 0

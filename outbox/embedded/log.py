@@ -1,11 +1,11 @@
 """
 Makes messages visible. All writes to a queue use this module.
 
-A group's offset is the last position that it has read in a queue, so the group would never read a message that became visible
-later at an earlier position. This cannot happen, because the statement that makes messages visible takes their positions with an
-UPDATE of the queue's row, and holds the lock of that row until its transaction ends. So a writer takes positions only after those
-of the previous writer are visible, and a reader that sees position n sees every position before n. A sequence would not be
-enough, because of two concurrent statements, the one with the later numbers can commit first.
+A group's offset is the last position that the group has read in a queue, so the group would never read a message that became
+visible later at an earlier position. This cannot happen, because the statement that makes messages visible takes their positions
+with an UPDATE of the queue's row, and holds the lock of that row until the transaction ends. So a writer takes positions only
+after those of the previous writer are visible, and a reader that sees position n sees every position before n. A sequence would
+not be enough: if two statements run at the same time, the one with the later numbers may commit first.
 
 Writers that change several queues lock their rows in one order (ORDER BY), so they cannot deadlock.
 """
@@ -21,7 +21,7 @@ from outbox.embedded.clock import NOW
 from outbox.embedded.rows import MESSAGE_ARRAYS, MESSAGE_COLUMNS, EmbeddedRow, arrays
 
 # Follows `WITH leaving AS (...)`, which returns the rows to be made visible: n (their order), half_id, topic_id, queue and the
-# message. If a message with the same id and source is visible already, no row is inserted, and its position stays empty.
+# message. If a message with the same id and source is visible already, no row is inserted, and the new position stays empty.
 SHOW = f"""
 counted AS (SELECT topic_id, queue, count(*) AS n FROM leaving GROUP BY topic_id, queue),
 numbered AS (

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from outbox.brokers.base import StoredCopy
 from outbox.database import Connection
 
-# Messages after the offsets, of any tag, and messages that were read but not finished.
+# Counts, by topic, the messages after the group's offsets, of any tag, and the messages that were read but not finished.
 BACKLOG = """
 SELECT t.name, sum(
     (SELECT count(*) FROM outbox_embedded_message m
@@ -19,7 +19,7 @@ FROM outbox_embedded_offset o JOIN outbox_embedded_topic t ON t.id = o.topic_id
 WHERE o.consumer_group = %(group)s GROUP BY t.name
 """
 
-# Messages with these ids that a group has not read or not finished.
+# Returns those of the given ids whose messages a group has not read or not finished.
 UNFINISHED = """
 WITH asked AS MATERIALIZED (
     SELECT topic_id, queue, pos, message_id FROM outbox_embedded_message WHERE message_id = ANY(%(message_ids)s::text[])

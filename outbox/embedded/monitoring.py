@@ -39,7 +39,8 @@ LEFT JOIN outbox_embedded_offset o USING (topic_id, queue) ORDER BY t.name, q.qu
 
 GROUPS_WITH_DELIVERIES = "SELECT DISTINCT consumer_group FROM outbox_embedded_delivery ORDER BY 1"
 
-# Pages of messages that are still to be delivered. An index has the key of each query.
+# Each query returns a page of messages that are still to be delivered. The pages are ordered by the first column, which an index
+# has.
 UNREAD = """
 SELECT pos, %(group)s::text, %(topic)s::text, message_id, tag, headers, body FROM outbox_embedded_message
 WHERE topic_id = %(topic_id)s AND queue = %(queue)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
@@ -65,8 +66,8 @@ def read_status(connection: Connection) -> tuple[dict[str, int], list[str]]:
 
 def read_copies(connection: Connection, message_id: str, half_ids: Sequence[str]) -> list[StoredCopy]:
     """Return the copies of a message, and of its half messages by their ids."""
-    numbers = [half for half in half_ids if half.isascii() and half.isdecimal() and len(half) < 19]
-    rows = connection.execute(COPIES, {"id": message_id, "halves": numbers}).fetchall()
+    valid_ids = [half_id for half_id in half_ids if half_id.isascii() and half_id.isdecimal() and len(half_id) < 19]
+    rows = connection.execute(COPIES, {"id": message_id, "halves": valid_ids}).fetchall()
     return [StoredCopy(*row) for row in rows]
 
 
@@ -80,12 +81,12 @@ def list_stored(connection: Connection, topics: Sequence[TopicSpec], *, reads_fr
     expected = {topic.name: topic.groups for topic in topics} if reads_from_first else {}
     queues: dict[tuple[str, int, int, int], dict[str, int]] = {}
     for name, topic_id, queue, last_pos, group, pos in connection.execute(QUEUES).fetchall():
-        read_to = queues.setdefault((name, topic_id, queue, last_pos), dict.fromkeys(expected.get(name, ()), 0))
-        read_to.update({} if group is None else {group: pos})
+        offsets = queues.setdefault((name, topic_id, queue, last_pos), dict.fromkeys(expected.get(name, ()), 0))
+        offsets.update({} if group is None else {group: pos})
     lists = [
         _stored_list(connection, "unread message", UNREAD, pos, topic=name, topic_id=topic_id, queue=queue, group=group)
-        for (name, topic_id, queue, last_pos), read_to in queues.items()
-        for group, pos in sorted(read_to.items())
+        for (name, topic_id, queue, last_pos), offsets in queues.items()
+        for group, pos in sorted(offsets.items())
         if pos < last_pos
     ]
     for (group,) in connection.execute(GROUPS_WITH_DELIVERIES).fetchall():

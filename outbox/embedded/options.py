@@ -23,7 +23,7 @@ class EmbeddedOptions(BrokerOptions, frozen=True):
     database: str = "default"  # an alias of DATABASES
     start: Literal["earliest", "latest"] = "earliest"  # where a group begins to read a topic
     check_after: timedelta = timedelta(seconds=6)  # age at the first check-back; longer than a relay takes to commit a batch
-    check_interval: timedelta = timedelta(seconds=10)  # time until the second check-back; doubles each time, up to 16 times
+    check_interval: timedelta = timedelta(seconds=10)  # from the first check-back to the second; doubles each time, up to 16-fold
     check_limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 15  # number of check-backs after which a half message is parked
     statement_timeout: timedelta = timedelta(seconds=10)  # of each statement
 
@@ -34,7 +34,7 @@ class EmbeddedOptions(BrokerOptions, frozen=True):
 
     @property
     def max_check_back_age(self) -> timedelta:
-        """The age at which a half message is parked if it was not ended."""
+        """The age at which a half message that was not ended is parked."""
         factors = [min(1 << asked, MAX_BACKOFF_FACTOR) for asked in range(self.check_limit)]
         return self.check_after + self.check_interval * sum(factors)
 

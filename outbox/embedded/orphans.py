@@ -17,7 +17,7 @@ from outbox.logs import get_logger
 
 logger = get_logger(__name__)
 
-# Deletes the given deliveries, and all others of the group that are due and have no message, since often many messages are lost.
+# Deletes the given deliveries, and all others of the group that are due and have no message, since many are often lost together.
 DROP = f"""
 DELETE FROM outbox_embedded_delivery WHERE id IN (
     SELECT d.id FROM outbox_embedded_delivery d

@@ -1,11 +1,13 @@
 """
 Reads messages for consumer groups. A group has an offset in each queue, and a delivery row for each unfinished message.
 
-A message is unread while it is after the group's offset. A message that was read is unfinished until it is acknowledged.
+A message is unread while its position is after the group's offset. To read it is to move the offset past it and to write its
+delivery row. It is then unfinished until it is acknowledged. A delivery is due if a consumer may take it: before its first
+delivery, or when the consumer that took it last no longer holds it.
 
-A consumer locks a group's offset only for the statement that moves it; with SKIP LOCKED, other consumers take other queues
-meanwhile. The same statement writes the delivery rows. So whenever a process dies, each message is either still unread or has a
-delivery row.
+A consumer locks a group's offset only for the statement that moves the offset; with SKIP LOCKED, other consumers read other
+queues meanwhile. The same statement writes the delivery rows. So whenever a process dies, each message is either still unread or
+has a delivery row.
 
 One statement scans for available messages; other statements follow only if it has found some.
 """
@@ -28,10 +30,10 @@ from outbox.message import TopicType
 
 # The maximum number of messages of a fifo queue that wait for earlier ones of their keys. A scan takes 1 ms for 2,000 of them.
 MAX_WAITING = 10_000
-UNREAD_SHARE = 4  # while redeliveries are due, too, one in this number of received messages is an unread one
+UNREAD_ONE_IN = 4  # if deliveries are due and messages are unread, about one in this number of messages received is an unread one
 
-# Stores the offsets with which a group begins to read topics: before the first message, or after the last. The lock makes it wait
-# for a prune of the topic; later prunes see the group (retention.py).
+# Stores the offsets with which a group begins to read topics: before the first message, or (`at_end`) after the last. With the
+# advisory lock, the statement waits until a running prune of the topics has ended; later prunes see the group (retention.py).
 JOIN = f"""
 WITH locked AS MATERIALIZED (
     SELECT pg_advisory_xact_lock_shared({Lock.BROKER_TOPIC}, id) FROM unnest(%(topic_ids)s::int[]) AS id ORDER BY id
@@ -46,7 +48,7 @@ ON CONFLICT DO NOTHING
 
 # A condition for deliveries that are due; on fifo topics, only for the first unfinished one of each key. No earlier one can be
 # added later, because messages are read in order, under the lock of the offset. The subquery finds the first ones of all keys at
-# once. To check each due delivery for earlier ones takes ten times as long if many of a key wait.
+# once. If many deliveries of a key wait, a search for earlier ones of each due delivery would take ten times as long.
 IS_DUE = f"""
 d.consumer_group = %(group)s AND d.topic_id = ANY(%(topic_ids)s) AND d.due_at <= {NOW}
 AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
@@ -56,7 +58,7 @@ AND (d.order_key IS NULL OR (d.topic_id, d.order_key, d.pos) IN (
 """
 
 # Returns whether deliveries are due, which queues have unread messages, and after how many seconds the next delivery is due
-# (NULL: none). No notification announces that delivery.
+# (NULL: none). The consumer must scan again by then, because no notification announces that delivery.
 SCAN = f"""
 SELECT
     EXISTS (SELECT FROM outbox_embedded_delivery d WHERE {IS_DUE}),
@@ -70,9 +72,13 @@ SELECT
     ) - {NOW})::float8
 """
 
-# Moves the offset to the last message read. If no more are visible, moves it to the last position of the queue, since positions
-# before that cannot be filled later (log.py). A row without an id means that the offset was moved, but no message can be
-# delivered yet; its count is the number of messages read, which wait for earlier ones of their keys.
+# Reads messages of a queue, and moves the offset to the last one. If no more are visible, moves the offset to the last position
+# of the queue, since positions before that cannot be filled later (log.py). Returns no row if the offset was not moved.
+#
+# If the topic is not a fifo one, returns the messages, each with a delivery that this consumer holds. On a fifo topic, the new
+# deliveries are not held, but due at once (the statement calls both kinds `held`); TAKE_DUE takes those that wait for no earlier
+# message of their key. The statement then returns a single row without an id, whose count is the number of messages read. If the
+# offset was moved over empty positions only, it returns such a row with the count 0 on any topic.
 READ_UNREAD = f"""
 WITH locked_offset AS MATERIALIZED (
     SELECT pos FROM outbox_embedded_offset
@@ -119,7 +125,7 @@ FROM moved LEFT JOIN (held JOIN seen ON held.delivery_count > 0 AND seen.pos = h
 ORDER BY held.pos
 """
 
-# NULLs after the delivery count mean that the row of the message is missing.
+# Takes due deliveries, so that this consumer holds them. NULLs after the delivery count mean that the message's row is missing.
 TAKE_DUE = f"""
 WITH due AS (
     SELECT d.id FROM outbox_embedded_delivery d WHERE {IS_DUE}
@@ -138,23 +144,23 @@ ORDER BY taken.id
 """
 
 
-class Reader(msgspec.Struct, frozen=True):
+class ReceiveRequest(msgspec.Struct, frozen=True):
     """
     The arguments of one receive.
 
     Args:
-        number: counts the receives of this broker client.
-        now: returns a test's time; None for the database's clock.
+        receive_number: how many receives this broker client has begun before.
+        now: returns the time that a test has set. If it returns None, the statements use the database's clock.
     """
 
     group: str
     topics: Sequence[StoredTopic]
     invisible_for: timedelta
-    number: int
+    receive_number: int
     now: Callable[[], datetime | None]
 
     @property
-    def reads(self) -> tuple[str, tuple[int, ...]]:
+    def group_and_topic_ids(self) -> tuple[str, tuple[int, ...]]:
         """The group, and the ids of its topics."""
         return self.group, tuple(topic.id for topic in self.topics)
 
@@ -164,15 +170,15 @@ class Reader(msgspec.Struct, frozen=True):
         return {**shared, "invisible_for": self.invisible_for, "now": self.now(), **more}
 
     def due_limit(self, limit: int) -> int:
-        """Return the maximum number of redeliveries in a receive while there are unread messages, too."""
+        """Return how many due deliveries a receive may take before it reads unread messages, if there are any."""
         if limit == 1:
-            return min(1, self.number % UNREAD_SHARE)
-        return limit - max(1, limit // UNREAD_SHARE)
+            return min(1, self.receive_number % UNREAD_ONE_IN)
+        return limit - max(1, limit // UNREAD_ONE_IN)
 
 
 class ScanResult(msgspec.Struct, frozen=True):
     """
-    The result of a scan for a group. It is true if any message may be available.
+    The result of a scan for a group. It is true (`bool`) if any message may be available.
 
     Args:
         is_due: whether deliveries are due.
@@ -189,60 +195,62 @@ class ScanResult(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct):
-    """The messages that a receive has taken. `may_have_more`: whether another scan may find more, even if there are no rows."""
+    """The messages that a receive has taken. `may_have_more`: even if there are none, another scan may find some."""
 
     rows: list[ReadRow]
     may_have_more: bool = False
 
 
-def join(connection: Connection, reader: Reader, *, at_end: bool) -> None:
+def join(connection: Connection, request: ReceiveRequest, *, at_end: bool) -> None:
     """Store a group's offsets in topics that it has not read before."""
-    connection.execute(JOIN, reader.parameters(at_end=at_end))
+    connection.execute(JOIN, request.parameters(at_end=at_end))
 
 
-def scan(connection: Connection, reader: Reader) -> ScanResult:
+def scan(connection: Connection, request: ReceiveRequest) -> ScanResult:
     """Return which messages are available for a group."""
-    [(is_due, unread, seconds)] = connection.execute(SCAN, reader.parameters(), binary=True).fetchall()
+    [(is_due, unread, seconds)] = connection.execute(SCAN, request.parameters(), binary=True).fetchall()
     return ScanResult(is_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
 
 
-def take(connection: Connection, reader: Reader, available: ScanResult, limit: int) -> Received:
-    """Take up to `limit` of the available messages: redeliveries first, but also a share of unread ones."""
+def take(connection: Connection, request: ReceiveRequest, available: ScanResult, limit: int) -> Received:
+    """Take up to `limit` of the available messages: due deliveries first, but also a share of unread messages."""
     unread = list(available.unread)
     received = Received([])
-    room = reader.due_limit(limit) if unread else limit
+    room = request.due_limit(limit) if unread else limit
     if available.is_due and room:
-        _take_due(connection, reader, received, room)
+        _take_due(connection, request, received, room)
     is_more_due = available.is_due and len(received.rows) == room
-    waiting = _read_unread(connection, reader, received, unread, limit)
-    if len(received.rows) < limit and (is_more_due or waiting):
-        _take_due(connection, reader, received, limit - len(received.rows))
+    not_taken = _read_unread(connection, request, received, unread, limit)
+    if len(received.rows) < limit and (is_more_due or not_taken):
+        _take_due(connection, request, received, limit - len(received.rows))
     return received
 
 
-def _read_unread(connection: Connection, reader: Reader, received: Received, unread: list[tuple[int, int]], limit: int) -> int:
-    """Read queues. Return how many messages of fifo topics were read without a delivery; some of them may be due already."""
+def _read_unread(
+    connection: Connection, request: ReceiveRequest, received: Received, unread: list[tuple[int, int]], limit: int
+) -> int:
+    """Read queues. Return how many messages of fifo topics were read, which `received` lacks: TAKE_DUE may take some of them."""
     random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not delay others
-    fifo = {topic.id for topic in reader.topics if topic.type is TopicType.FIFO}
-    waiting = 0
+    fifo = {topic.id for topic in request.topics if topic.type is TopicType.FIFO}
+    not_taken = 0
     for topic_id, queue in unread:
-        room = limit - len(received.rows) - waiting
+        room = limit - len(received.rows) - not_taken
         if room <= 0:
             break
         position = {"topic_id": topic_id, "queue": queue, "limit": room, "max_waiting": MAX_WAITING}
-        rows = _rows(connection, READ_UNREAD, reader.parameters(**position, is_fifo=topic_id in fifo))
+        rows = _rows(connection, READ_UNREAD, request.parameters(**position, is_fifo=topic_id in fifo))
         received.may_have_more = received.may_have_more or bool(rows)
         received.rows += [row for row in rows if row.delivery_id is not None]
-        waiting += sum(row.delivery_count for row in rows if row.delivery_id is None)
-    return waiting
+        not_taken += sum(row.delivery_count for row in rows if row.delivery_id is None)
+    return not_taken
 
 
-def _take_due(connection: Connection, reader: Reader, received: Received, limit: int) -> None:
-    rows = _rows(connection, TAKE_DUE, reader.parameters(limit=limit))
+def _take_due(connection: Connection, request: ReceiveRequest, received: Received, limit: int) -> None:
+    rows = _rows(connection, TAKE_DUE, request.parameters(limit=limit))
     received.rows += [row for row in rows if row.message_id is not None]
-    if gone := [row.delivery_id for row in rows if row.message_id is None]:
+    if without_message := [row.delivery_id for row in rows if row.message_id is None]:
         received.may_have_more = True
-        orphans.drop(connection, reader.group, reader.topics, gone, now=reader.now())
+        orphans.drop(connection, request.group, request.topics, without_message, now=request.now())
 
 
 def _rows(connection: Connection, statement: str, parameters: dict[str, object]) -> list[ReadRow]:

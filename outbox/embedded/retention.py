@@ -19,17 +19,18 @@ from outbox.embedded.topics import StoredTopic
 
 SLICE = 1000
 
-# A group that begins to read a topic during a prune could miss messages. So it holds this lock shared until its offsets (or
-# deliveries) are committed, and a prune takes it exclusively before its statement. The prune then sees each group that has begun,
-# and other groups begin after it. A prune does not wait for the lock; the next prune deletes the messages that this one leaves.
+# A group that begins to read a topic during a prune could miss messages. So the statement that stores the group's first offsets
+# (JOIN in receiver.py) takes this lock shared, and a prune takes it exclusively before its statement, each until it is committed.
+# The prune then sees each group that has begun, and other groups begin after it. A prune does not wait for the lock; the next
+# prune deletes the messages that this one leaves.
 TRY_LOCK = f"SELECT pg_try_advisory_xact_lock({Lock.BROKER_TOPIC}, %(topic_id)s)"
 
-# Rows that were stored or ended up to this time are past their retention, and their ends are confirmed. LEAST ignores a NULL.
+# Rows that were stored or ended up to this time are past their retention, and older than `keep_since`. LEAST ignores a NULL.
 OLD_UNTIL = f"least({NOW} - %(retention)s, %(keep_since)s::timestamptz - interval '1 microsecond')"
 
-# Prunes one slice of a queue after position `after`. Returns its last position, whether all its messages are old, and how many
-# were deleted. The statement that moves a group's offset also writes the delivery rows (receiver.py), so a message that was read
-# and not finished always has one.
+# Prunes one slice of a queue, which begins after position `after` and ends before the first message that a group has not read.
+# Returns the last position of the slice, whether all its messages are old, and how many were deleted. The statement that moves a
+# group's offset also writes the delivery rows (receiver.py), so a message that was read and not finished always has such a row.
 PRUNE = f"""
 WITH slice AS (
     SELECT m.pos, m.stored_at <= {OLD_UNTIL} AS is_old, EXISTS (
@@ -74,7 +75,7 @@ def prune(
     limit: int,
     now: datetime | None,
 ) -> int:
-    """Delete up to about `limit` messages and ended half messages, one slice per statement. Return their number."""
+    """Delete messages and ended half messages, about `limit` at most, one slice per statement. Return how many were deleted."""
     deleted = 0
     for topic, retention in topics:
         values = {"topic_id": topic.id, "retention": retention, "keep_since": keep_since, "slice": SLICE, "now": now}

@@ -26,7 +26,7 @@ EmbeddedRow = tuple[int, int, str, str, str, str, str, bytes]
 
 
 class ReadRow(NamedTuple):
-    """A delivery, as the statements of `receiver.py` return it."""
+    """A delivery with its message, as the statements of `receiver.py` return it; their comments explain rows with NULLs."""
 
     delivery_id: int
     delivery_count: int

@@ -41,16 +41,20 @@ def send_halves(
 def _rows(
     connection: Connection, topics: Topics, messages: Sequence[Outgoing]
 ) -> tuple[list[EmbeddedRow | None], list[SendResult | None]]:
-    """Return the row of each message; instead, the result MISCONFIGURED if its stored topic has another type than in settings."""
+    """
+    Return a row, or None, and a result, or None, for each message.
+
+    There is a result, which is MISCONFIGURED, instead of a row if the stored topic has another type than the one in settings.
+    """
     rows: list[EmbeddedRow | None] = []
     outcomes: list[SendResult | None] = []
-    keyless: dict[str, int] = {}
+    keyless_queues: dict[str, int] = {}  # topic -> the queue of all messages of this batch without a key
     for message in messages:
         topic = topics.stored(connection, message.topic)
         difference = topics.difference(topic)
-        queue = keyless.get(topic.name)
+        queue = keyless_queues.get(topic.name)
         if queue is None:
-            queue = keyless[topic.name] = random.randrange(topic.queues)  # noqa: S311  (it spreads load)
+            queue = keyless_queues[topic.name] = random.randrange(topic.queues)  # noqa: S311  (it spreads load)
         rows.append(None if difference else message_row(message, topic, queue))
         outcomes.append(SendResult(SendStatus.MISCONFIGURED, reason=difference) if difference else None)
     return rows, outcomes

@@ -1,9 +1,9 @@
 """
 Acknowledges, releases and renews deliveries.
 
-A receipt is the delivery's id and its count (rows.py), a pair that never occurs twice. Each statement matches both. When a
-delivery is taken again, its count changes (receiver.py), so a late call has no effect after another consumer has taken the
-message. Until then the call succeeds, even after the delivery has expired.
+A receipt is the id and the count of a delivery (rows.py), a pair that never occurs twice. Each statement matches both. When a
+delivery is taken again, its count changes (receiver.py), so a call with the old receipt has no effect. Until then the call
+succeeds, even after the delivery has expired: the delivery counts as held.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ack(connection: Connection, deliveries: Sequence[Delivery]) -> list[bool]:
 def renew(
     connection: Connection, deliveries: Sequence[Delivery], invisible_for: timedelta, *, now: datetime | None
 ) -> list[Delivery | None]:
-    """Hold deliveries for that time from now. None for one that is no longer held. Receipts do not change."""
+    """Hold deliveries for that time from now. None in place of one that is no longer held. Receipts do not change."""
     held = _change_held(connection, RENEW, deliveries, {"invisible_for": invisible_for, "now": now})
     return [delivery if is_held else None for delivery, is_held in zip(deliveries, held, strict=True)]
 
@@ -59,6 +59,7 @@ def release(connection: Connection, deliveries: Sequence[Delivery], *, now: date
 def _change_held(
     connection: Connection, statement: str, deliveries: Sequence[Delivery], parameters: dict[str, object]
 ) -> list[bool]:
+    """Execute a statement for the deliveries that are still held. Return whether each was."""
     receipts = [delivery.receipt.split(":") for delivery in deliveries]
     ids, delivery_counts = [int(receipt[0]) for receipt in receipts], [int(receipt[1]) for receipt in receipts]
     changed = {row[0] for row in connection.execute(statement, {"ids": ids, "delivery_counts": delivery_counts, **parameters})}

@@ -43,7 +43,7 @@ READ_SECONDS = 5.0  # the interval at which the rows are read again
 
 
 class Topics:
-    """The stored topics of one broker. They are read every few seconds, because a test or an operator may empty all tables."""
+    """The stored topics of one broker, read again after READ_SECONDS, since a test or an operator may empty all tables."""
 
     def __init__(self, specs: Mapping[str, TopicSpec]) -> None:
         self._specs = specs

@@ -483,8 +483,8 @@ MUTANTS: dict[str, Mutant] = {
     "late-commit": Mutant(
         "A lane is left after a commit that may have been sent twice",
         "outbox/brokers/kafka/lanes.py",
-        "if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not held.is_one_by_one:",
-        "if not held.is_one_by_one:",
+        "if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not open_lane.is_one_by_one:",
+        "if not open_lane.is_one_by_one:",
         ("-m", "kafka", "tests/outbox/brokers/kafka/test_transactions.py"),
     ),
     "kafka-no-report": Mutant(
@@ -511,14 +511,14 @@ MUTANTS: dict[str, Mutant] = {
     "kafka-inherited": Mutant(
         "What was handed out before is noted on, until it is acknowledged",
         "outbox/brokers/kafka/partition.py",
-        "bound = max(self.handed_out_before, first + limit if self.is_in_use else 0)",
-        "bound = first + limit if self.is_in_use else 0",
+        "bound = max(self.handed_out_before, first + limit if self.sets_bound_ahead else 0)",
+        "bound = first + limit if self.sets_bound_ahead else 0",
         (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),
     "kafka-idle": Mutant(
         "A partition that is idle is no longer in use",
         "outbox/brokers/kafka/receiver.py",
-        "partition.is_in_use, partition.handed_out_before = False, 0",
+        "partition.sets_bound_ahead, partition.handed_out_before = False, 0",
         "pass",
         (*TEST_KAFKA_RECEIVER, "-k", "TestInUse"),
     ),

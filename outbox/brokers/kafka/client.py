@@ -27,7 +27,7 @@ ANSWER_SECONDS = 5.0  # the timeout of queries and commits
 
 
 class ConnectionErrors:
-    """Collects errors of a client's connections, such as a wrong password. A call that waits for a connection only times out."""
+    """Collects errors of a client's connections, such as a wrong password; a call that waits for a connection only times out."""
 
     def __init__(self) -> None:
         self._last: KafkaError | None = None
@@ -50,7 +50,7 @@ class ConnectionErrors:
         return self._is_cut_off
 
     def last(self, client: AdminClient | Consumer | Producer | None = None) -> KafkaError | None:
-        """Return the last error. With a client, poll it before, since it reports errors only while it is polled."""
+        """Return the last error. If a client is given, poll it first, since a client reports errors only while it is polled."""
         if client is not None:
             with suppress(KafkaException, SystemError):  # a fatal error, which the caller's last call has raised already
                 client.poll(0)

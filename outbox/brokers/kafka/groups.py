@@ -25,7 +25,7 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     """
     Return the number of records from a group's committed offsets on, by topic, without topics that the group never read.
 
-    Records from an unfinished transaction on are not counted. Transaction markers are counted, since they take offsets: so the
+    Records from an unfinished transaction on are not counted. Transaction markers are counted, since they take offsets, so the
     backlog of a group without members may be a little too high.
 
     Raises:
@@ -42,11 +42,11 @@ def count_backlog(options: KafkaOptions, name: str, group: str, topics: Collecti
     starts = read_offsets(
         options, name, [topic_partition for topic_partition in read if committed[topic_partition] < 0], OffsetSpec.earliest()
     )
-    positions: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for topic_partition in read:
         start = committed[topic_partition] if committed[topic_partition] >= 0 else starts[topic_partition]
-        positions[topic_partition.topic] = positions.get(topic_partition.topic, 0) + max(0, ends[topic_partition] - start)
-    return positions
+        counts[topic_partition.topic] = counts.get(topic_partition.topic, 0) + max(0, ends[topic_partition] - start)
+    return counts
 
 
 def find_positions(
@@ -116,13 +116,13 @@ def take_over(options: KafkaOptions, name: str, group: str, topics: Collection[s
 
 
 def _commit(
-    consumer: Consumer, group: str, kept: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, action: str
+    consumer: Consumer, group: str, wanted: Mapping[TopicPartition, tuple[int, OffsetNote]], owner: GroupOwner, action: str
 ) -> None:
     """
     Commit offsets for a group without members, with its owner in the metadata of each.
 
     Args:
-        kept: topic-partition -> the offset to commit, and the note whose bound is kept.
+        wanted: topic-partition -> the offset to commit, and the current note, whose `handed_out_before` is kept.
         action: for the text of an error; see `call_error`.
     """
     offsets = [
@@ -132,7 +132,7 @@ def _commit(
             offset,
             OffsetNote(owner.source, owner.project, note.handed_out_before).encode(),
         )
-        for topic_partition, (offset, note) in kept.items()
+        for topic_partition, (offset, note) in wanted.items()
     ]
     if not offsets:
         return
@@ -189,7 +189,7 @@ def read_offsets(
     spec: OffsetSpec,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, int]:
-    """Return offsets of partitions. With READ_COMMITTED, the latest one is the last stable offset."""
+    """Return the offset of each partition that `spec` describes. With READ_COMMITTED, the latest is the last stable offset."""
     if not topic_partitions:
         return {}
     admin = AdminClient(client_settings(options, name))

@@ -14,7 +14,7 @@ nearly as long, the lane is closed, because the producer that opens it again has
 AN OUTAGE of all servers closes the lane as well. When the servers are started again, they may leave a transaction unfinished
 though they have confirmed its end (KAFKA-20734). The lane's next transaction would decide about it: its commit would publish
 messages that were aborted, its abort would drop messages that were committed. So a lane is only opened if its marker can be read
-up to the end of the partition, which shows that no transaction is unfinished.
+up to the end of the partition, because this shows that no transaction is unfinished.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class _Lane(msgspec.Struct):
 
     Args:
         errors: the errors of the producer's connections.
-        is_one_by_one: whether the producer sends each record in a batch of its own, to find out which one Kafka refuses.
-        limits: topic -> the largest record that it takes, in bytes. None: unknown, since this user may not ask, or since records
-            are compressed.
+        is_one_by_one: whether the producer sends each record in a separate batch, to find out which one Kafka refuses.
+        limits: topic -> the size of the largest record that the topic takes, in bytes. None: unknown, since this user may not ask
+            for it, or since records are compressed.
     """
 
     producer: Producer
@@ -81,9 +81,8 @@ class KafkaLanes:
         self._options = options
         self._name = name
         self._lanes: dict[tuple[int, int], _Lane] = {}  # process and lane: a producer does not work in a forked process
-        self._blocked: dict[
-            str, tuple[float, LaneBlocked]
-        ] = {}  # transactional id -> the time of the next attempt, and the error
+        # Transactional id that could not be opened -> when this is tried again (`monotonic`), and the error.
+        self._blocked: dict[str, tuple[float, LaneBlocked]] = {}
         self._one_by_one: set[int] = set()  # lanes whose next transaction sends records one by one
 
     def open(self, source: str, lane: int) -> str | None:
@@ -122,43 +121,45 @@ class KafkaLanes:
 
     def is_open(self, lane: int) -> bool:
         """Return whether a transaction can be sent in a lane: it is open here, and was never without a reachable server since."""
-        held = self._lanes.get((os.getpid(), lane))
-        if held is not None and held.errors.was_cut_off(held.producer):
+        open_lane = self._lanes.get((os.getpid(), lane))
+        if open_lane is not None and open_lane.errors.was_cut_off(open_lane.producer):
             del self._lanes[os.getpid(), lane]
             return False
-        return held is not None
+        return open_lane is not None
 
     def close(self) -> None:
-        """Discard all producers. The next one of a lane ends the unfinished transaction, otherwise the timeout ends it."""
+        """Discard all producers. An unfinished transaction ends with the lane's next producer, or by Kafka's timeout."""
         self._lanes.clear()
 
     def send(self, lane: int, messages: Sequence[Outgoing], marker: str) -> list[SendResult]:
         """Send messages and a marker in one transaction; see `TransactionalSends.send_transaction`."""
-        held = self._lanes.pop((os.getpid(), lane), None)  # put back only after a clean end
-        if held is None:
+        open_lane = self._lanes.pop((os.getpid(), lane), None)  # put back only after a clean end
+        if open_lane is None:
             return [NOT_OPEN] * len(messages)
         try:
-            if rejected := self._reject(held, messages):
-                self._lanes[os.getpid(), lane] = held
+            if rejected := self._reject(open_lane, messages):
+                self._lanes[os.getpid(), lane] = open_lane
                 return aborted_results(messages, rejected)
-            held.producer.begin_transaction()
-            record = Outgoing("", held.marker_topic, marker.encode(), str(lane))
-            to_lane = {held.marker_topic: lane}
-            *results, marker_result = produce(held.producer, [*messages, record], errors=held.errors, partitions=to_lane)
+            open_lane.producer.begin_transaction()
+            record = Outgoing("", open_lane.marker_topic, marker.encode(), str(lane))
+            partitions = {open_lane.marker_topic: lane}
+            *results, marker_result = produce(
+                open_lane.producer, [*messages, record], errors=open_lane.errors, partitions=partitions
+            )
         except (KafkaException, ProducerLost) as error:
             return self._results_of_uncommitted(lane, messages, describe(error))
         if any(result.status is not SendStatus.ACCEPTED for result in results):
-            return self._results_of_rejected(lane, held, messages, results)
+            return self._results_of_rejected(lane, open_lane, messages, results)
         if marker_result.status is not SendStatus.ACCEPTED:
             return self._results_of_uncommitted(
-                lane, messages, _explain(_transaction_error(held.producer)) or marker_result.reason
+                lane, messages, _explain(_transaction_error(open_lane.producer)) or marker_result.reason
             )
         began = time.monotonic()
-        if problem := _commit(held.producer):
+        if problem := _commit(open_lane.producer):
             return [SendResult(SendStatus.UNSURE, reason=f"Kafka did not confirm the transaction ({problem}).")] * len(messages)
         self._one_by_one.discard(lane)
-        if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not held.is_one_by_one:
-            self._lanes[os.getpid(), lane] = held
+        if time.monotonic() - began < SLOW_COMMIT.total_seconds() and not open_lane.is_one_by_one:
+            self._lanes[os.getpid(), lane] = open_lane
         return results
 
     def _fence(self, source: str, lane: int | str, **settings: object) -> tuple[Producer, ConnectionErrors]:
@@ -180,7 +181,8 @@ class KafkaLanes:
             lane.limits[topic] = self._max_record_bytes(lane, topic)
         for index, message in enumerate(messages):
             limit = lane.limits[message.topic]
-            if limit is None or len(message.body) + FOR_HEADERS + RECORD_OVERHEAD <= limit:  # quick, without counting each header
+            # The first check is quick, since it does not count each header.
+            if limit is None or len(message.body) + FOR_HEADERS + RECORD_OVERHEAD <= limit:
                 continue
             if record_size(message) + RECORD_OVERHEAD > limit:
                 rejected[index] = SendResult(
@@ -201,18 +203,18 @@ class KafkaLanes:
         return int(limit) if limit is not None else None
 
     def _results_of_rejected(
-        self, lane: int, held: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]
+        self, lane: int, open_lane: _Lane, messages: Sequence[Outgoing], results: Sequence[SendResult]
     ) -> list[SendResult]:
         """Return the results of a transaction in which the delivery of some messages failed, so that it is not committed."""
         too_large = [n for n, result in enumerate(results) if result.status is SendStatus.REFUSED]
-        if too_large and not held.is_one_by_one:  # Kafka refuses a batch of records as a whole
+        if too_large and not open_lane.is_one_by_one:  # Kafka refuses a batch of records as a whole
             self._one_by_one.add(lane)
             again = SendResult(SendStatus.UNAVAILABLE, reason=f"It is sent again, one by one: {results[too_large[0]].reason}")
             return [again] * len(results)
         blamed = {
             n: result for n, result in enumerate(results) if result.status in (SendStatus.REFUSED, SendStatus.MISCONFIGURED)
         }
-        cause = None if blamed else _transaction_error(held.producer)
+        cause = None if blamed else _transaction_error(open_lane.producer)
         if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             denied = self._unwritable_topics({message.topic for message in messages})
             blamed = {n: send_result(cause, message.topic) for n, message in enumerate(messages) if message.topic in denied}
@@ -246,10 +248,10 @@ def aborted_results(messages: Sequence[object], rejected: Mapping[int, SendResul
 
 def _transaction_error(producer: Producer) -> KafkaError | None:
     """
-    Return the error of the current transaction, which delivery reports do not name (`_PURGE_QUEUE`); None if it has not failed.
+    Return the error of the current transaction; None if it has not failed. Delivery reports do not name it (`_PURGE_QUEUE`).
 
-    A second `begin_transaction` always fails, and if the transaction has failed, with its error. `commit_transaction` would raise
-    that error as well, but would commit a transaction that has not failed.
+    A second `begin_transaction` always fails: with the error of the transaction if it has failed, otherwise with `_STATE`.
+    `commit_transaction` would raise that error as well, but would commit a transaction that has not failed.
     """
     try:
         producer.begin_transaction()
@@ -264,7 +266,7 @@ def _explain(error: KafkaError | None) -> str:
 
 
 def _commit(producer: Producer) -> str:
-    """Commit the current transaction. Return "" if Kafka confirms it, otherwise the error: then only the marker tells."""
+    """Commit the current transaction. Return "" if Kafka confirms this, otherwise the error; the marker then tells the result."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while True:
         try:

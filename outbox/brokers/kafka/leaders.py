@@ -39,6 +39,7 @@ class PartitionLeaders:
         return {topic: reason for topic in topics if (reason := self._known[topic][1])}
 
     def _ask(self, topic: str) -> str:
+        """Return why a topic is unavailable; "" if each of its partitions has a leader, or if the cluster does not answer."""
         pid = os.getpid()
         try:
             if pid not in self._admins:
@@ -46,5 +47,5 @@ class PartitionLeaders:
             metadata = self._admins[pid].list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
         except KafkaException:
             return ""  # the send will fail, and report the error
-        lost = min((number for number, partition in metadata.partitions.items() if partition.leader < 0), default=None)
-        return "" if lost is None else NO_LEADER.format(partition=lost, topic=topic)
+        leaderless = min((number for number, partition in metadata.partitions.items() if partition.leader < 0), default=None)
+        return "" if leaderless is None else NO_LEADER.format(partition=leaderless, topic=topic)

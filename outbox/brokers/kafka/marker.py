@@ -17,7 +17,7 @@ from outbox.brokers.kafka.topics import create_topic, find_topic, is_allowed, wa
 from outbox.errors import BrokerMisconfigured
 
 PARTITIONS = 32  # the number of partitions of a new marker topic; more if the lane's number is higher
-TAIL = 64  # the number of offsets that are read first; several, because aborted transactions take offsets, too
+TAIL = 64  # how many of the last offsets are read at first; several, because those of aborted transactions yield no record
 
 SETTINGS = {
     "cleanup.policy": "compact",

@@ -24,9 +24,9 @@ class OffsetNote(msgspec.Struct, frozen=True, omit_defaults=True):
     The metadata of a committed offset.
 
     Args:
-        source, project: the owner of the group, which is the outbox with its inbox; "" if it is not known.
-        handed_out_before: records before this offset may have been handed out, and those from the committed offset on are not
-            acknowledged. 0: none has been.
+        source, project: the owner of the group, which is the outbox that has the group's inbox; "" if unknown.
+        handed_out_before: records from the committed offset up to, but without, this one may have been handed out. 0: none of
+            them was.
         topic_id: the id of the offset's topic. A topic that is created again with the same name has another id. "": unknown.
     """
 

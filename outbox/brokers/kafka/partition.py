@@ -1,9 +1,9 @@
 """
-A partition at the member of a consumer group that reads it: the records that were fetched and not acknowledged.
+A partition that a member of a consumer group reads, with the records that the member has fetched and not acknowledged.
 
-Kafka stores one offset for each partition of a group: all records before it are finished. So the offset to commit is that of the
-first record that is not acknowledged, even if later ones are. Records that are released or expire are handed out again, the first
-one first.
+Kafka stores one offset for each partition of a group, which says that all records before it are finished. So the offset to commit
+is that of the first record that is not acknowledged, even if later ones are. Records that were released, or whose hold has
+expired, are handed out again in the order of their offsets.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ class HeldPartition(msgspec.Struct, eq=False):
     The records of a partition, from its assignment to its revocation.
 
     Args:
-        position: the offset after the last record that was fetched, or where reading begins. None: unknown.
-        committed: the committed offset, below 0 if there is none. None: not read yet.
-        committed_bound: the bound in the metadata of the committed offset: only records before it may be handed out. 0: the
-            partition is not in use. See `receiver.py`.
-        is_in_use: whether the next commit sets a bound for records that are still to be handed out.
-        handed_out_before: records before this offset may have been handed out already, here or by an earlier holder.
+        position: the offset from which the next record is fetched. None: unknown.
+        committed: the group's committed offset; below 0 if there is none. None: unknown, so it has to be read first.
+        committed_bound: the bound that was committed with this offset: only records before the bound may be handed out. 0: no
+            bound was committed, so nothing may be handed out until one is. See DELIVERY COUNTS in `receiver.py`.
+        sets_bound_ahead: True: commits set the bound one batch after the first unacknowledged record, so that this batch may be
+            handed out. False: commits set it after the last record that was handed out.
+        handed_out_before: each record before this offset counts as redelivered, since it may have been handed out, by this member
+            or an earlier one.
         records: offset -> record that is not acknowledged, in the order of the offsets.
-        held: offset -> receipt of a record that is handed out.
-        held_until: when all held records expire, by the member's clock.
-        changed_at: when a record last arrived or was acknowledged, by `monotonic`.
-        topic_id: the id of the topic of these records and offsets. "": unknown.
+        held: offset -> receipt, for each of these records that is handed out now.
+        held_until: when the holds of all held records expire, by `GroupMember`'s argument `clock`.
+        changed_at: when a record last arrived or was acknowledged, by `time.monotonic`; tells whether the partition is idle.
+        topic_id: the id of the topic of these records and offsets, which a new topic of the same name does not have. "": unknown.
     """
 
     topic: str
@@ -41,7 +43,7 @@ class HeldPartition(msgspec.Struct, eq=False):
     position: int | None = None
     committed: int | None = None
     committed_bound: int = 0
-    is_in_use: bool = False
+    sets_bound_ahead: bool = False
     handed_out_before: int = 0
     records: dict[int, Message] = msgspec.field(default_factory=dict)
     held: dict[int, str] = msgspec.field(default_factory=dict)
@@ -52,7 +54,7 @@ class HeldPartition(msgspec.Struct, eq=False):
 
     @property
     def first_unacknowledged(self) -> int | None:
-        """The offset of the first record that is not acknowledged, which is the offset to commit. None: unknown."""
+        """The offset to commit: that of the first unacknowledged record; without any, the position. None: unknown."""
         return next(iter(self.records), self.position)
 
     def add(self, record: Message, now: float) -> None:
@@ -64,16 +66,19 @@ class HeldPartition(msgspec.Struct, eq=False):
         self.position, self.changed_at = offset + 1, now
 
     def restart_at(self, offset: int) -> None:
-        """Drop all records and offsets, which belong to a deleted topic, and begin at this offset of the new topic."""
+        """Drop the records and offsets of a deleted topic, and begin at this offset of the topic that was created again."""
         self.records.clear()
         self.held.clear()
         self.position, self.committed, self.committed_bound, self.handed_out_before = offset, -1, 0, 0
 
     def ready_offsets(self, limit: int) -> Iterator[int]:
         """
-        Yield the offsets of records that can be handed out now: those below the committed bound that are not held.
+        Yield the offsets of records that can be handed out now: they are not held, and are before the committed bound.
 
         In an ordered partition, there are none while any record is held.
+
+        Args:
+            limit: only records that are fewer than this number of offsets after the committed one.
         """
         if self.is_ordered and self.held:
             return
@@ -85,20 +90,20 @@ class HeldPartition(msgspec.Struct, eq=False):
                 yield offset
 
     def waits_for_commit(self, limit: int) -> bool:
-        """Return whether a new offset and bound must be committed before the next record can be handed out."""
+        """Return whether a new offset and bound must be committed before another record can be handed out within the limit."""
         if self.is_ordered and self.held:
             return False
-        following = next((offset for offset in self.records if offset not in self.held), None)
+        next_offset = next((offset for offset in self.records if offset not in self.held), None)
         first = self.first_unacknowledged
         return (
-            following is not None
+            next_offset is not None
             and first is not None
-            and following < first + limit
+            and next_offset < first + limit
             and next(self.ready_offsets(limit), None) is None
         )
 
     def hold(self, offset: int, receipt: str) -> int:
-        """Hold a record for its handler. Return its delivery count: 1 only if it was certainly not handed out before."""
+        """Hold a record for its handler. Return its delivery count: 1 if it was certainly not handed out before, otherwise 2."""
         self.held[offset] = receipt
         if offset < self.handed_out_before:
             return 2
@@ -106,7 +111,11 @@ class HeldPartition(msgspec.Struct, eq=False):
         return 1
 
     def bound_to_commit(self, limit: int) -> int:
-        """Return the bound for the metadata of the next commit; 0 if no record from the first unacknowledged one on needs it."""
+        """
+        Return the bound to commit with the first unacknowledged offset.
+
+        0: no bound, since no record from that offset on was handed out, and none is to be.
+        """
         first = self.first_unacknowledged or 0
-        bound = max(self.handed_out_before, first + limit if self.is_in_use else 0)
+        bound = max(self.handed_out_before, first + limit if self.sets_bound_ahead else 0)
         return bound if bound > first else 0

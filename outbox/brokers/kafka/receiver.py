@@ -5,11 +5,11 @@ The group's offset in a partition is committed after a message was acknowledged,
 that it had not acknowledged are delivered again. Fetched records are kept in the member's partitions (`partition.py`).
 
 DELIVERY COUNTS. Kafka does not count deliveries, but a message that killed its process must not be taken for a new one. So before
-records of a partition are handed out, the partition is marked as *in use*: the metadata of the committed offset names a bound,
-which is that offset plus the largest number of messages asked for so far. No record at or above the bound is handed out. The next
-holder of the partition takes all records below the bound for redelivered. A member that gives the partition back lowers the bound
-to the records that it really handed out, and a member that finds the partition idle removes the bound. The metadata also names
-the owner of the group (source and project).
+records of a partition are handed out, the partition is marked as *in use*: a bound is committed in the offset's metadata. The
+bound is that offset plus the largest number of messages that a `receive` has asked for until then. No record at or above the
+bound is handed out, and the next holder of the partition takes all records below the bound for redelivered ones. A member that
+gives the partition back lowers the bound to the records that it really handed out, and a member that finds the partition idle
+removes the bound. The metadata also names the owner of the group (source and project).
 
 THREADS. `_polling` is held during a poll, and rebalances happen within one. `_lock` is held by bookkeeping and commits. A thread
 that needs both takes `_polling` first.
@@ -50,7 +50,7 @@ logger = get_logger(__name__)
 
 _batch_numbers = count(1)  # part of the receipts of a batch of deliveries, so that no receipt is used twice
 
-POLL_SECONDS = 0.1  # the longest single poll, so also the time in which `interrupt` and `close` end the wait of `receive`
+POLL_SECONDS = 0.1  # the maximum duration of a poll, and so the time within which `interrupt` and `close` end a `receive`
 REFUSED_SECONDS = 10.0  # the interval at which the member tries again to subscribe to a refused topic
 TOPICS_SECONDS = 10.0  # the interval of queries for topics that were deleted and created again, and for unfinished transactions
 UNFINISHED_SECONDS = 60.0  # a transaction that stays unfinished for longer is reported
@@ -103,14 +103,16 @@ class GroupMember:
         self.unfinished: dict[str, str] = {}  # topic -> report about its unfinished transaction
         # Topic-partition -> the last stable offset, where an unfinished transaction begins, and when it was first seen there.
         self._open_transactions: dict[TopicPartition, tuple[int, float]] = {}
-        self._topic_ids: dict[str, str] = {}
+        self._topic_ids: dict[str, str] = {}  # topic -> its id when Kafka was last asked
         self._topics_checked_at = time.monotonic()
         self._topics_thread = threading.Thread()
-        self._new_partitions: set[tuple[str, int]] = set()  # partitions of topics that are new to the group
-        self._partitions: dict[tuple[str, int], HeldPartition] = {}  # in the order in which they are handed out
-        self._largest_batch = 1
+        self._new_partitions: set[tuple[str, int]] = set()  # of topics that are new to the group: they need a start offset
+        # The assigned partitions, in the order in which their records are handed out.
+        self._partitions: dict[tuple[str, int], HeldPartition] = {}
+        self._largest_batch = 1  # the largest `limit` of a receive until now
         self._polling = threading.Lock()
         self._lock = threading.RLock()
+        # When the last poll began, and when a record or another answer of a broker last arrived; both by `monotonic`.
         self._polled_at = self._answered_at = time.monotonic()
         self._is_interrupted = self._is_closed = self._has_joined = False
 
@@ -322,7 +324,7 @@ class GroupMember:
         self._ask_again_at[topic] = time.monotonic() + REFUSED_SECONDS
 
     def _fetch(self, topics: Collection[str], limit: int, seconds: float) -> None:
-        """Fetch records up to the limit, which includes records that wait here already. Wait up to `seconds` for the first."""
+        """Fetch records until the limit of records wait here to be handed out. Wait up to `seconds` for the first one."""
         with self._polling:
             self._require_not_closed()
             self._polled_at = time.monotonic()
@@ -383,7 +385,7 @@ class GroupMember:
                 change([TopicPartition(partition.topic, partition.number)])
 
     def _hand_out(self, topics: Collection[str], limit: int, invisible_seconds: float) -> list[Delivery]:
-        """Return deliveries of fetched records that are not held. Before, release the records whose time is over."""
+        """Hand out fetched records that are not held. Before that, release the records whose hold has expired."""
         with self._lock:
             now = self._clock()
             partitions = [
@@ -396,7 +398,7 @@ class GroupMember:
                     partition.held.clear()
             waiting = [partition for partition in partitions if partition.waits_for_commit(self._largest_batch)]
             for partition in waiting:
-                partition.is_in_use = True
+                partition.sets_bound_ahead = True
             self._commit(waiting)
             deliveries: list[Delivery] = []
             batch_number = next(_batch_numbers)
@@ -487,7 +489,7 @@ class GroupMember:
                 if partition.committed_bound and now - partition.changed_at >= IDLE_SECONDS:
                     partition.changed_at = now  # so that the cluster is asked at most every IDLE_SECONDS
                     if self._consumer.get_watermark_offsets(topic_partition, timeout=ANSWER_SECONDS)[1] <= position:
-                        partition.is_in_use, partition.handed_out_before = False, 0
+                        partition.sets_bound_ahead, partition.handed_out_before = False, 0
             self._commit(idle)
         except (BrokerUnavailable, KafkaException) as error:
             logger.info("Group %s: %s", self.group, describe(error))
@@ -572,7 +574,7 @@ class GroupMember:
             ]
             known = [partition for partition in partitions if partition.committed is not None]
             for partition in known:
-                partition.is_in_use = False
+                partition.sets_bound_ahead = False
             try:
                 self._commit(known)
             except BrokerUnavailable as error:

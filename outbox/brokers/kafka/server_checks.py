@@ -49,11 +49,11 @@ class KafkaServerChecks:
 
     def problems_of_groups(self, topics: Mapping[str, Collection[str]], owners: GroupOwners) -> list[Finding]:
         """
-        Return topics that consumer groups may not read, and groups that belong to another outbox. Raises BrokerUnavailable.
+        Return findings about topics that this user may not read, and groups of another outbox. Raises BrokerUnavailable.
 
         Args:
             topics: topic -> its groups.
-            owners: the owners of groups, as this outbox knows them.
+            owners: the owners of groups, as set in this process.
         """
         pairs = [(topic, group) for topic, groups in sorted(topics.items()) for group in sorted(groups)]
         existing = existing_topics(describe_topics(self._options, self._name, sorted({topic for topic, _ in pairs})))
@@ -107,7 +107,7 @@ class KafkaServerChecks:
             raise call_error(error, "list its nodes", errors.last(admin)) from error
 
     def _problems_of_durability(self, topics: Mapping[str, TopicDescription], nodes: int) -> Iterator[Finding]:
-        """Yield topics that may lose confirmed messages when a node fails, or that cannot be written to."""
+        """Yield findings about topics that may lose confirmed messages with a node, or that cannot be written to."""
         settings = read_settings(self._options, self._name, list(topics))
         replicas = {
             topic: min(len(partition.replicas) for partition in description.partitions) for topic, description in topics.items()

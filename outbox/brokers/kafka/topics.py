@@ -18,7 +18,7 @@ CREATE_SECONDS = 10.0
 
 def describe_topics(options: KafkaOptions, name: str, topics: Collection[str]) -> dict[str, TopicDescription | KafkaError]:
     """
-    Return the descriptions of topics; instead of one, the error of a topic that is missing, or that this user may not see.
+    Return topic -> its description; instead, the error if the topic is missing, or if this user may not see it.
 
     Raises:
         BrokerUnavailable: the cluster does not answer.

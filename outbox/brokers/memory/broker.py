@@ -64,7 +64,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, HasDeadLetterQueue, TransactionalSe
         self.commit_window = self._settings.commit_window if self.end_semantics is EndSemantics.STATELESS else None
         if not self._settings.transactions:
             self.lacks = (*self.lacks, TransactionalSends)
-        # Number -> the source for which, and the epoch in which, the lane was opened.
+        # Lane -> the source for which this client opened the lane, and the lane's epoch since then (`Store.lane_epochs`).
         self._open_lanes: dict[int, tuple[str, int]] = {}
 
     @classmethod
@@ -217,7 +217,7 @@ class MemoryBroker(Controls, NeedsCheckLoop, HasDeadLetterQueue, TransactionalSe
             self._store.changed.notify_all()
 
     def _with_fault(self, call: str, message: Item, arrive: Callable[[], SendResult]) -> SendResult:
-        """Return the result of the request `arrive` for a message, under the planned fault if there is one."""
+        """Return the result of a request about a message, which a planned fault may change. `arrive` carries the request out."""
         fault = take_fault(self._store.faults, call, message)
         if fault is None:
             return arrive()

@@ -39,7 +39,7 @@ class Fault(msgspec.Struct):
 
 
 def take_fault(planned: list[Fault], call: str, message: Item) -> Fault | None:
-    """Return the first planned fault for this message, and reduce its remaining times."""
+    """Return the first planned fault for this message, if any, and count that it was applied. Remove it after the last time."""
     for fault in planned:
         if fault.call == call and fault.where(message):
             if fault.times is not None:

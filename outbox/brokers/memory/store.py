@@ -49,8 +49,8 @@ class UnfinishedCopy(msgspec.Struct, eq=False):
 
     Args:
         due_at: when it can be delivered the next time.
-        receipt: of the last delivery; "" before the first.
-        dead_letter_reason: the reason why it was given up; "" if it was not.
+        receipt: that of the last delivery; "" before the first one, and after the message was given up.
+        dead_letter_reason: why the message was given up (`Controls.give_up`); "" if it was not.
     """
 
     copy: Copy
@@ -83,9 +83,8 @@ class Store:
         self.groups: dict[str, MemoryGroup] = {}
         self.faults: list[Fault] = []  # planned by a test, in order
         self.late: list[Callable[[], object]] = []  # requests in flight
-        # (source, lane) -> epoch, which counts how often the lane was opened, and -> marker of its last transaction.
-        self.lane_epochs: Counter[tuple[str, int]] = Counter()
-        self.markers: dict[tuple[str, int], str] = {}
+        self.lane_epochs: Counter[tuple[str, int]] = Counter()  # (source, lane) -> how often the lane was opened
+        self.markers: dict[tuple[str, int], str] = {}  # (source, lane) -> the marker of the lane's last transaction
 
     def show(self, message: Outgoing, now: datetime) -> None:
         """Append a copy to its topic, and wake waiting consumers."""
@@ -94,7 +93,7 @@ class Store:
         self.changed.notify_all()
 
     def half_of(self, ref: HalfRef) -> HalfRecord | None:
-        """Return the half message of a reference; None if it never existed, or is stored in another place."""
+        """Return the half message of a reference; None if it never existed, or if the reference names another place."""
         half = self.halves.get(ref.half_id)
         return half if half and ref.place in ("", str(half.place)) else None
 

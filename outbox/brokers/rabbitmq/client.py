@@ -63,7 +63,7 @@ class RabbitMQConnection:
         """
         Hold the lock and yield the open connection. After any exception in the block, also a timeout, the connection is dropped.
 
-        That includes a channel error that the caller does not catch, since the deliveries of the channel are lost anyway.
+        A channel error that leaves the block drops the connection, too, since the deliveries of the channel are lost anyway.
 
         Raises:
             BrokerUnavailable: there is no connection to any node.

@@ -17,8 +17,8 @@ KEY = "outbox-key"
 TAG = "outbox-tag"
 STORED_AT = "outbox-stored-at"  # microseconds since 1970, by the sender's clock, because RabbitMQ records no time
 
-# Headers of the outbox and of RabbitMQ, which are not headers of a message. RabbitMQ has others with these prefixes.
-HIDDEN = {KEY, TAG, STORED_AT, "x-death", "x-delivery-count", "x-acquired-count"}
+# Headers that the outbox or RabbitMQ has added to those of the message. RabbitMQ adds others with these prefixes.
+HIDDEN = {KEY, TAG, STORED_AT, "x-death", "x-delivery-count", "x-acquired-count"}  # left out of a delivery's headers
 HIDDEN_PREFIXES = ("x-first-death-", "x-last-death-")
 
 REASONS = {  # reason in "x-death" -> text for operators
@@ -76,7 +76,8 @@ def dead_letter(message: amqp.Message, *, group: str, topic: str, queue: str) ->
     reason, keys = _text(death.get("reason", "")), death.get("routing-keys")
     text = REASONS.get(reason, f"RabbitMQ gave it up: {reason or 'without a reason'}.")
     delivery = replace(to_delivery(message, group=group, topic=topic), dead_letter_reason=text)
-    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):  # of the dead-letter queue
+    # If the message has no header TAG, its tag is the routing key, which is now that of the dead-letter queue.
+    if isinstance(keys, list) and keys and delivery.tag == message.delivery_info.get("routing_key"):
         return replace(delivery, tag=_text(keys[0]))
     return delivery
 
@@ -93,7 +94,7 @@ def _count(raw: Mapping[str, Any], *, is_redelivered: bool) -> int:
 
 
 def too_large(message: Outgoing) -> SendResult | None:
-    """Return the result of a message that has too long a tag, id or header for AMQP; None if it has not."""
+    """Return the result of a message whose tag, id or headers are too long for AMQP; None if they are not."""
     tag, id_ = len(message.tag.encode()), len(message.message_id.encode())
     long = next((name for name in message.headers if len(name.encode()) > MAX_NAME_BYTES), "")
     headers = sum(len(name.encode()) + len(value.encode()) + 10 for name, value in message.headers.items())

@@ -30,7 +30,7 @@ DELIVER = b"".join(number.to_bytes(2, "big") for number in spec.Basic.Deliver)
 
 
 def tolerant_frame_handler(connection: amqp.Connection, callback: Callable[..., Any]) -> Callable[[Frame], Any]:
-    """Return py-amqp's reader of frames, changed to replace properties that it cannot read with a header that says so."""
+    """Return py-amqp's reader of frames, changed: a header that says so replaces properties which py-amqp cannot read."""
     read = frame_handler(connection, callback)
 
     def read_frame(frame: Frame) -> Any:
@@ -72,7 +72,7 @@ def _replacement_properties(properties: bytes, error: Exception) -> bytes:
 
 
 def _with_readable_key(payload: bytes) -> bytes:
-    """Return the payload of a delivery with a routing key in UTF-8, which may be shortened."""
+    """Return the payload of a delivery. If its routing key is not UTF-8, replace the key with one that is, and may be shorter."""
     offset = 4
     offset += 1 + payload[offset]  # skip the consumer tag
     offset += 9  # skip the delivery tag and the flag `redelivered`

@@ -70,7 +70,7 @@ def _declare(channel: amqp.Channel, name: str, arguments: dict[str, str]) -> Non
 
 
 def _read_source(channel: amqp.Channel, name: str) -> str:
-    """Return the owner's id on the server; "" if the server's answer, which is cut at 255 bytes, does not reach the id."""
+    """Return the owner's id on the server; "" if the server's answer, which is cut at 255 bytes, does not contain the id."""
     try:
         _declare(channel, name, {})  # refused, with the stored id in the text of the error
     except PreconditionFailed as error:

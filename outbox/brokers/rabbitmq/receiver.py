@@ -3,10 +3,11 @@ Receives for consumer groups. Each queue has a long-lived consumer, to which the
 
 A released message stays in this process, at its position, and is handed out again from there. A message goes back to its queue if
 its delivery was not renewed in time, or if it has waited here for `UNCLAIMED_SECONDS`, because a handler is slow. To return it,
-the channel of the queue is closed, so that another process can receive all messages that the channel has brought. Single messages
-are never returned (`basic.reject`), because the queue would push such a message to this process again, or after later ones of its
-key. For the same reason, no consumer is cancelled while its channel stays open; besides, before RabbitMQ 4.3, a queue whose node
-is lost would keep the messages of a cancelled consumer for it.
+the channel of the queue is closed, which also returns all other messages of the queue that this process has not acknowledged, so
+that another process can receive them. Single messages are never returned (`basic.reject`), because the queue would push such a
+message to this process again, or after later ones of its key. No consumer is cancelled while its channel stays open, because that
+may also change the order of messages; besides, before RabbitMQ 4.3, a queue whose node is lost would keep the messages of a
+cancelled consumer for that consumer.
 
 Topics do not affect each other. `refusals` names a topic whose queues exist with other arguments, or cannot be declared. Its
 queues are still read if they exist, so that they can be drained, unless the group belongs to another project.
@@ -38,13 +39,13 @@ logger = get_logger(__name__)
 
 UNCLAIMED_SECONDS = 5.0  # messages that wait here for longer go back to their queue
 CHANNEL_SECONDS = 30.0  # maximum age of an idle channel; see `_is_outdated`
-# The prefetch of an ordered queue is the same in all processes. The server puts messages that a lost process returns after those
-# that were returned before. A process with a smaller prefetch than its predecessor would leave some of the earlier ones in the
-# queue, and so change the order.
+# The prefetch of an ordered queue is the same in all processes, because the server puts the messages that a lost process returns
+# after those that were returned before. A process with a smaller prefetch than its predecessor would leave some of these earlier
+# messages in the queue, so that messages which it returns would come after them, although they belong before them.
 ORDERED_PREFETCH = 100
-DECLARE_SECONDS = 10.0  # the interval of declarations, because a refusal may be over, or a binding lost
-# The part of CONSUMER_TIMEOUT for which a delivery may be held. After the full time, the server takes back all messages of its
-# channel.
+DECLARE_SECONDS = 10.0  # queues are declared again at this interval, since a refusal may be over, or a binding lost
+# The part of CONSUMER_TIMEOUT for which a delivery may be held. After the full time, the server closes the delivery's channel,
+# and takes back all messages of that channel.
 CONSUMER_MARGIN = 0.9
 
 GroupTopic = tuple[str, str]
@@ -78,11 +79,12 @@ class RabbitMQReceiver:
         self._subscriptions: dict[str, Subscription] = {}  # queue -> its subscription
         self._dead_letter_queues: list[Subscription] = []  # these are read without a consumer
         self._held: dict[str, tuple[Subscription, int]] = {}  # receipt -> the subscription and delivery tag of its message
-        self._declared: dict[GroupTopic, float] = {}  # when it is declared again, by `monotonic`
-        self._refused: dict[GroupTopic, float] = {}  # whose queue cannot be read -> the time of the next attempt
+        # When declared queues are declared again, and when refused ones are tried again; both by `monotonic`.
+        self._declare_again_at: dict[GroupTopic, float] = {}
+        self._try_again_at: dict[GroupTopic, float] = {}
         self._subscription_numbers = itertools.count(1)
-        self._rotation = 0  # the queues take turns in being read first
-        self._received_at = 0.0  # by `monotonic`
+        self._rotation = 0  # counts receives, so that the queues take turns in being read first
+        self._received_at = 0.0  # when the last receive looked for messages, by `monotonic`
         self._has_subscription_ended = False  # since the last receive began
         self._is_interrupted = False
 
@@ -107,7 +109,7 @@ class RabbitMQReceiver:
         return deliveries
 
     def receive_dead_letters(self, group: str, topics: Collection[str], limit: int) -> list[Delivery]:
-        """Receive messages from the group's dead-letter queues, including unacknowledged ones of an earlier call."""
+        """Receive messages from the group's dead-letter queues, even those that an earlier call returned, if not acknowledged."""
         deliveries: list[Delivery] = []
         try:
             with self._connection.use() as connection:
@@ -115,7 +117,7 @@ class RabbitMQReceiver:
                 for subscription in self._dead_letter_queues:
                     self._close_subscription(subscription)
                 self._dead_letter_queues = []
-                for topic in self._topics_with_given_up(connection, group, topics):
+                for topic in self._topics_with_dead_letters(connection, group, topics):
                     if len(deliveries) < limit:
                         deliveries += self._read_dead_letters(connection, group, topic, limit - len(deliveries))
         except LOST as error:
@@ -148,7 +150,7 @@ class RabbitMQReceiver:
     def forget_declarations(self) -> None:
         """Declare all queues again before they are read the next time."""
         with self._connection.lock:
-            self._declared.clear()
+            self._declare_again_at.clear()
 
     def interrupt(self) -> None:
         """End the wait of the current `receive` and of all later ones. Any thread may call this."""
@@ -161,6 +163,7 @@ class RabbitMQReceiver:
         self._connection.close()
 
     def _settle(self, deliveries: Sequence[Delivery], settle: Callable[[Subscription, int], None]) -> list[bool]:
+        """Call `settle` with the subscription and delivery tag of each delivery that is still held. Return whether each was."""
         with self._settling():
             answers = []
             for delivery in deliveries:
@@ -239,7 +242,7 @@ class RabbitMQReceiver:
             self._subscriptions.clear()
             self._dead_letter_queues.clear()
             self._held.clear()
-            self._declared.clear()
+            self._declare_again_at.clear()
             self._serial = self._connection.serial
 
     def _wait(self, subscriptions: Sequence[Subscription], seconds: float) -> bool:
@@ -287,7 +290,7 @@ class RabbitMQReceiver:
     def _close_subscription(self, subscription: Subscription) -> None:
         """Close a subscription, which returns all its messages to the queue."""
         self._subscriptions.pop(subscription.queue, None)
-        self._held = {receipt: held for receipt, held in self._held.items() if held[0] is not subscription}
+        self._held = {receipt: holder for receipt, holder in self._held.items() if holder[0] is not subscription}
         self._has_subscription_ended = True
         with self._connection.use():
             subscription.close()
@@ -298,18 +301,18 @@ class RabbitMQReceiver:
         subscription.messages[message.delivery_info["delivery_tag"]] = PushedMessage(delivery, self._clock())
 
     def _on_cancel(self, subscription: Subscription) -> None:
-        """Declare a deleted queue and subscribe to it again."""
-        self._declared.pop(subscription.group_topic, None)
+        """End the wait of a receive, so that it declares the deleted queue, and subscribes to it, again."""
+        self._declare_again_at.pop(subscription.group_topic, None)
         self._has_subscription_ended = True
 
-    def _topics_with_given_up(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
-        """Return the topics with messages in the group's dead-letter queue; the next call declares a missing queue again."""
+    def _topics_with_dead_letters(self, connection: amqp.Connection, group: str, topics: Collection[str]) -> list[str]:
+        """Return the topics with messages in the group's dead-letter queue. The next call declares queues that are missing."""
         readable = [topic for topic in topics if self._is_readable(connection, group, topic)]
         with closing(connection.channel()) as channel:
             states = {topic: state_of(channel, dead_letter_queue_name(topic, group)) for topic in readable}
         for topic in (topic for topic, state in states.items() if state is None):
             if topic not in self.refusals:
-                del self._declared[group, topic]
+                del self._declare_again_at[group, topic]
         return [topic for topic, state in states.items() if state is not None and state[0] > 0]
 
     def _read_dead_letters(self, connection: amqp.Connection, group: str, topic: str, limit: int) -> list[Delivery]:
@@ -329,9 +332,9 @@ class RabbitMQReceiver:
     def _is_readable(self, connection: amqp.Connection, group: str, topic: str) -> bool:
         """Declare a group's queues of a topic if that is due. Return whether the group's queue can be read."""
         group_topic = (group, topic)
-        if time.monotonic() < self._refused.get(group_topic, float("-inf")):
+        if time.monotonic() < self._try_again_at.get(group_topic, float("-inf")):
             return False
-        if time.monotonic() < self._declared.get(group_topic, float("-inf")):
+        if time.monotonic() < self._declare_again_at.get(group_topic, float("-inf")):
             return True
         with closing(connection.channel()) as channel:  # the server closes the channel if it refuses a declaration
             try:
@@ -343,10 +346,10 @@ class RabbitMQReceiver:
                 self._refuse(group_topic, f"Its queues for group {group!r} cannot be declared: {describe(error)}.")
                 if not _exists(channel, queue_name(topic, group)):
                     return False
-                del self._refused[group_topic]  # the queue exists, so it can be read
+                del self._try_again_at[group_topic]  # the queue exists, so it can be read
             else:
                 self.refusals.pop(topic, None)
-            self._declared[group_topic] = time.monotonic() + DECLARE_SECONDS
+            self._declare_again_at[group_topic] = time.monotonic() + DECLARE_SECONDS
         return True
 
     def _refuse(self, group_topic: GroupTopic, reason: str) -> None:
@@ -355,7 +358,7 @@ class RabbitMQReceiver:
         text = "Group %r cannot receive from topic %r as configured: %s"
         logger.error(text, group, topic, reason, extra=log_fields(group=group, topic=topic))
         self.refusals[topic] = reason
-        self._refused[group_topic] = time.monotonic() + DECLARE_SECONDS
+        self._try_again_at[group_topic] = time.monotonic() + DECLARE_SECONDS
 
 
 def _is_outdated(subscription: Subscription) -> bool:

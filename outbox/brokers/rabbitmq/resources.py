@@ -52,7 +52,7 @@ class RabbitMQResources:
 
     def _find(self, channel: amqp.Channel) -> Iterator[ServerResource]:
         for topic in self._topics:
-            look_up = methodcaller("exchange_declare", topic.name, "topic", passive=True)  # of any type
+            look_up = methodcaller("exchange_declare", topic.name, "topic", passive=True)  # finds an exchange of any type
             declare = partial(topology.declare_topic, topic=topic)
             create = partial(self._create, f"topic {topic.name!r}", look_up, declare)
             resource = partial(ServerResource, "topic", topic.name, {"type": "topic"}, create)

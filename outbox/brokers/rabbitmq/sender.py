@@ -1,15 +1,16 @@
 """
 Publishes batches, and waits for the publisher confirms of each batch together.
 
-A confirm says that the message is stored on a majority of the nodes of every queue that it was routed to. A message that is
-routed to no queue is returned (`mandatory`) before its confirm, and is MISCONFIGURED, so that the relay sends it again later. The
-channel of a batch with missing confirms is not used again, because a late confirm would be taken for that of another message.
+A confirm says that the message is stored on a majority of the nodes of every queue that it was routed to. The server returns a
+message that no queue takes (`mandatory`) before it confirms the message; the result is MISCONFIGURED, so that the relay sends it
+again later. If confirms are missing, the channel of the batch is not used again, because a late confirm would be taken for that
+of another message.
 
-`mandatory` does not show that one of several queues is missing. So the queues that a batch needs are declared passively before
-it, without waiting for an answer: if one is missing, the server closes the channel before it reads the first message. No client
-can query bindings, so the queues are also bound again, which changes nothing if they are bound. This restores our bindings to an
-exchange that was deleted and declared again by another client. It is done at most every BIND_SECONDS, because all nodes of a
-cluster have to agree on a binding.
+A message is not returned if only one of several queues is missing. So the queues that a batch needs are declared passively before
+the first message, without waiting for an answer: if a queue is missing, the server closes the channel before it reads the first
+message. A queue may also exist without its binding, after another client has deleted the exchange and declared it again. AMQP
+clients cannot query bindings, so the queues are bound again, which changes nothing if they are bound. Each queue is bound at most
+once every BIND_SECONDS, because all nodes of a cluster have to agree on a binding.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ NO_ROUTE = 312
 BIND_SECONDS = 1.0
 MANDATORY = PASSIVE = NOWAIT = True
 TOO_LARGE = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
-# A nack is UNAVAILABLE, not UNSURE, so that no failure is counted while a queue is full. The message may be in some of its
-# queues, and is published to all of them again.
+# A nack is UNAVAILABLE, not UNSURE, so that the relay counts no failure of the message while a queue is full. Some of its queues
+# may have the message already; it is published to all of them again.
 NACKED = SendResult(
     SendStatus.UNAVAILABLE, reason="RabbitMQ did not take the message: a queue is full, or most of its nodes are unreachable."
 )
@@ -58,15 +59,16 @@ class RabbitMQSender:
         self._connection = connection
         self._timeout = timeout
         self._channel: ConfirmingChannel | None = None
-        self._serial = 0
-        self._bound_at: dict[tuple[str, str], float] = {}
+        self._channel_serial = 0  # the connection to which `_channel` belongs (`RabbitMQConnection.serial`)
+        self._bound_at: dict[tuple[str, str], float] = {}  # exchange and queue -> when they were last bound, by `monotonic`
 
     def publish(self, messages: Sequence[Outgoing], *, queues: Collection[tuple[str, str]] = ()) -> list[SendResult]:
         """
         Publish messages and wait for all confirms.
 
         Args:
-            queues: exchange and name of each queue that must exist, and must be bound to all messages of the exchange.
+            queues: exchange and name of each queue that must exist. A queue that was not bound for BIND_SECONDS is also bound to
+                the exchange again, for all tags.
 
         Raises:
             DeclarationMissing: one of these queues, or its exchange, does not exist.
@@ -75,14 +77,14 @@ class RabbitMQSender:
             return []
         batch = PendingConfirms(NACKED, _explain_return)
         batch.extend((message.topic, message.message_id) for message in messages)
-        is_begun = False
+        may_be_published = False
         try:
             with self._connection.use() as connection:
                 if self._is_blocked():  # the server would not answer
                     return batch.finish(SendResult(SendStatus.UNAVAILABLE, reason=BLOCKED))
                 confirming = self._open_channel(connection)
                 channel = confirming.begin(batch)
-                is_begun = True
+                may_be_published = True
                 with confirming.writing_together():
                     self._write(channel, messages, queues)
                 batch.wait(connection, time.monotonic() + self._timeout, self._is_blocked)
@@ -99,9 +101,9 @@ class RabbitMQSender:
                 raise DeclarationMissing(describe(error)) from error
             return self._after_channel_error(messages, batch, error)
         except LOST as error:
-            status = SendStatus.UNSURE if is_begun else SendStatus.UNAVAILABLE
+            status = SendStatus.UNSURE if may_be_published else SendStatus.UNAVAILABLE
             return batch.finish(SendResult(status, reason=f"The connection to RabbitMQ broke: {describe(error)}."))
-        return batch.finish(UNANSWERED)  # every message has an answer
+        return batch.finish(UNANSWERED)  # no message is pending any more, so each has a result, and none becomes UNANSWERED
 
     def _write(self, channel: amqp.Channel, messages: Iterable[Outgoing], queues: Collection[tuple[str, str]]) -> None:
         """Declare the queues passively, bind them again if that is due, and publish the messages."""
@@ -118,7 +120,11 @@ class RabbitMQSender:
         return self._connection.is_blocked
 
     def _after_channel_error(self, messages: Sequence[Outgoing], batch: PendingConfirms, error: ChannelError) -> list[SendResult]:
-        """Return results after the server has closed the channel because of one message. Publish the other messages again."""
+        """
+        Return results after the server has closed the channel. If one message is to blame, the others are published again.
+
+        After an error that does not concern a message, all unanswered ones are UNSURE.
+        """
         text = describe(error)
         if not isinstance(error, NotFound | AccessRefused | PreconditionFailed):
             return batch.finish(SendResult(SendStatus.UNSURE, reason=f"RabbitMQ closed the channel: {text}."))
@@ -130,16 +136,16 @@ class RabbitMQSender:
             blamed[rest.pop()] = SendResult(status, reason=f"RabbitMQ refused the message: {text}.")
         for index, result in blamed.items():
             batch.results[index] = result
-        groups = [rest] if blamed else [[index] for index in rest]  # one by one, to find out which message it is
+        groups = [rest] if blamed else [[index] for index in rest]  # one by one, to find out which message is to blame
         for indexes in groups:
             for index, result in zip(indexes, self.publish([messages[n] for n in indexes]), strict=True):
                 batch.results[index] = result
         return batch.finish(UNANSWERED)
 
     def _open_channel(self, connection: amqp.Connection) -> ConfirmingChannel:
-        if self._channel is None or self._serial != self._connection.serial:
+        if self._channel is None or self._channel_serial != self._connection.serial:
             self._channel = ConfirmingChannel(connection)
-            self._serial = self._connection.serial
+            self._channel_serial = self._connection.serial
         return self._channel
 
 

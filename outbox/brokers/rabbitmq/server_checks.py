@@ -75,7 +75,7 @@ class ServerChecks:
     def problems(self) -> list[Finding]:
         """Return all problems. Raises BrokerUnavailable."""
         try:
-            with self._connection.use():  # if no node answers, BrokerUnavailable is enough
+            with self._connection.use():  # raises BrokerUnavailable if no node answers, instead of a finding for each node
                 pass
             findings = [*self._problems_of_nodes()]
             with self._connection.use() as connection:
@@ -127,8 +127,10 @@ class ServerChecks:
         """
         for topic in self._topics:
             queues = {group: topology.queue_name(topic.name, group) for group in self._options.groups.get(topic.name, ())}
-            existing = {group for group, queue in queues.items() if _exists(partial(channel.queue_declare, queue, passive=True))}
-            is_missing = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
+            existing_groups = {
+                group for group, queue in queues.items() if _exists(partial(channel.queue_declare, queue, passive=True))
+            }
+            is_exchange_missing = not _exists(partial(channel.exchange_declare, topic.name, "topic", passive=True))
             if problem := self._declare_checked(f"Topic {topic.name!r}", partial(topology.declare_topic, channel, topic)):
                 yield problem
                 continue
@@ -139,16 +141,16 @@ class ServerChecks:
                     topology.declare_group,
                     *(channel, topic, group),
                     max_length=self._options.max_length,
-                    is_bound=group in existing and not is_missing,
+                    is_bound=group in existing_groups and not is_exchange_missing,
                 )
                 if problem := self._declare_checked(subject, declare, only_type):
                     yield problem
-                    existing.discard(group)
-                elif group not in existing and not is_missing:
+                    existing_groups.discard(group)
+                elif group not in existing_groups and not is_exchange_missing:
                     text = f"Queue {queue!r} was missing and has been declared: group {group!r} gets nothing sent before."
                     hint = "If the group is not new, find out who deleted the queue, and send the missed messages again."
                     yield weak(text, hint)
-            if is_missing and existing:
+            if is_exchange_missing and existing_groups:
                 text = f"Topic {topic.name!r} was missing and has been declared: its groups get nothing that was sent meanwhile."
                 yield weak(text, "Find out who deleted the exchange, and send the missed messages again.")
 
@@ -170,8 +172,8 @@ class ServerChecks:
         Declare a topic or a group, and return the problem if the server refuses.
 
         Args:
-            only_type: declares a queue with its type as the only argument. The server names one difference only, and that of the
-                type only if there is no other.
+            only_type: declares a queue with its type as the only argument, to find out whether the type is wrong, too: the server
+                names one difference only, and the type only if nothing else differs.
         """
         try:
             declare()

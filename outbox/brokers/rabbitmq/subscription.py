@@ -15,12 +15,12 @@ from outbox.brokers.base import Delivery
 
 class PushedMessage(msgspec.Struct):
     """
-    A message that is not acknowledged.
+    A message that is not acknowledged: it is either handed out, or waits for that.
 
     Args:
         pushed_at: when it arrived, by the receiver's clock.
-        expires_at: when the delivery expires, by the same clock. None: the message waits to be handed out.
-        available_since: since when it waits to be handed out, by `monotonic`.
+        expires_at: when its current delivery expires, by the same clock. None: the message waits to be handed out.
+        available_since: when it began to wait to be handed out, by `time.monotonic`.
     """
 
     delivery: Delivery
@@ -37,7 +37,7 @@ class Subscription:
     Args:
         group_topic: group and topic.
         name: the unique beginning of the receipts of its deliveries.
-        is_ordered: whether messages of one key wait for each other.
+        is_ordered: whether a message waits while another one of its key is handed out.
     """
 
     def __init__(self, channel: amqp.Channel, group_topic: tuple[str, str], queue: str, name: str, *, is_ordered: bool) -> None:
@@ -47,7 +47,7 @@ class Subscription:
         self.is_ordered = is_ordered
         self.is_cancelled = False  # by the server, because the queue was deleted
         self.opened_at = time.monotonic()
-        self.prefetch = 0
+        self.prefetch = 0  # the sum for all consumers of the channel
         self.messages: dict[int, PushedMessage] = {}  # delivery tag -> message, in the order of the queue
         self._channel = channel
 
@@ -59,10 +59,10 @@ class Subscription:
         on_deleted: Callable[[Subscription], None],
     ) -> None:
         """
-        Add a consumer that holds at most `prefetch` unacknowledged messages. Messages that are in the queue have arrived
-        afterwards.
+        Add a consumer, and wait until messages that are in the queue already have arrived.
 
         Args:
+            prefetch: the maximum number of unacknowledged messages that the server pushes to this consumer.
             on_message: called with each message.
             on_deleted: called if the queue is deleted.
         """
@@ -77,7 +77,7 @@ class Subscription:
         self._channel.queue_declare(self.queue, passive=True)  # the server answers after it has pushed messages of the queue
 
     def hand_out(self, limit: int, expires_at: float) -> Iterator[tuple[int, Delivery]]:
-        """Hand out available messages, the first ones first. Yield them with their delivery tags, and a new receipt each time."""
+        """Hand out available messages in the order of the queue. Yield delivery tags, and deliveries with new receipts."""
         for tag, message in self.available()[:limit]:
             message.expires_at = expires_at
             message.times_handed_out += 1

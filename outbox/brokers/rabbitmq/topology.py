@@ -106,7 +106,7 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_le
     Declare a group's queues, and bind them to the topic, which must be declared already.
 
     Args:
-        is_bound: do not bind the queues, because they are bound already.
+        is_bound: whether the queues are bound already, so that this does not bind them.
 
     Raises:
         amqp.PreconditionFailed: a queue of that name has other arguments.
@@ -116,7 +116,7 @@ def declare_group(channel: amqp.Channel, topic: TopicSpec, group: str, *, max_le
 
 
 def state_of(channel: amqp.Channel, queue: str) -> tuple[int, int] | None:
-    """Return the number of messages in a queue that can be delivered, and of its consumers; None if the queue does not exist."""
+    """Return how many messages of a queue can be delivered, and how many consumers it has; None if there is no such queue."""
     try:
         answer = channel.queue_declare(queue, passive=True)
     except NotFound:
@@ -128,9 +128,9 @@ def quorum(channel: amqp.Channel) -> dict[str, Any]:
     """
     Return the arguments of a quorum queue without a delivery limit.
 
-    RabbitMQ 4.0 and later remove a message after 20 deliveries unless the queue's arguments say otherwise. But a delivery also
-    ends when a process closes its connection, which is no failure of the message. Consumers count failures and crashes
-    themselves.
+    RabbitMQ 4.0 and later remove a message after 20 deliveries unless the queue's arguments say otherwise. But a message is also
+    delivered again after a process has closed its connection, which is no failure of the message. Consumers count failures and
+    crashes themselves.
     """
     version = str(channel.connection.server_properties.get("version", ""))
     return {**QUORUM, "x-delivery-limit": -1} if int(version.partition(".")[0] or 0) >= 4 else dict(QUORUM)

@@ -101,7 +101,7 @@ class RocketMQBroker(AsksProducers, HasDeadLetterQueue, ListsResources):
         self._sender = RocketMQSender(proxy_sender, remoting_sender, clock)
         self._half_lookup = HalfLookup(self._client)
         self.confirms_ends = not self._settings.unconfirmed_ends  # only a broker's answer confirms an end; a proxy's does not
-        self._halves = (
+        self._half_sender = (
             RemotingHalfSender(remoting_sender, self._half_lookup, clock)
             if self.confirms_ends
             else ProxyHalfSender(proxy_sender, clock)
@@ -163,7 +163,7 @@ class RocketMQBroker(AsksProducers, HasDeadLetterQueue, ListsResources):
         return send_valid(self, messages, lambda valid: self._sender.send(valid, self._specs_of(valid)))
 
     def send_halves(self, messages: Sequence[Outgoing]) -> list[SendResult]:
-        return send_valid(self, messages, lambda valid: self._halves.send(valid, self._specs_of(valid)), is_half=True)
+        return send_valid(self, messages, lambda valid: self._half_sender.send(valid, self._specs_of(valid)), is_half=True)
 
     def new_half_id(self, message_id: str) -> str:
         """Return a new half id; the server accepts any text."""
@@ -173,10 +173,10 @@ class RocketMQBroker(AsksProducers, HasDeadLetterQueue, ListsResources):
         """Commit or roll back half messages at their places in the brokers' logs. An unknown place is looked up by the id."""
         if resolution is Resolution.UNKNOWN:
             raise ValueError("A half message is ended with COMMIT or ROLLBACK, not UNKNOWN.")
-        return self._halves.end(halves, resolution, within)
+        return self._half_sender.end(halves, resolution, within)
 
     def look_up_halves(self, halves: Sequence[HalfRef]) -> list[HalfStatus]:
-        return self._halves.look_up(halves)
+        return self._half_sender.look_up(halves)
 
     def listen(
         self, ask: Callable[[Half], Resolution], *, on_other_answer: Callable[[Half, Resolution], None] | None = None
@@ -263,7 +263,7 @@ class RocketMQBroker(AsksProducers, HasDeadLetterQueue, ListsResources):
         return Backlog(waiting, self._dead_letters.count(set(server_groups.values()), self.topics))
 
     def forget_group(self, group: str, topics: Collection[str]) -> None:
-        """Raise UnsupportedByBroker, whose hint has the command that deletes a group for all its topics."""
+        """Raise UnsupportedByBroker. Its hint has the command that deletes a group for all topics of the group."""
         raise UnsupportedByBroker(
             "The outbox cannot drop the messages that wait for a group on RocketMQ; they expire with the server's log.",
             hint="To drop them at once, for all topics of the group, run "

@@ -1,8 +1,9 @@
 """
 Answers the server's check-backs, which a proxy sends to any producer that announced the topic, on the stream of its session.
 
-An exception of `ask` counts as UNKNOWN. UNKNOWN is not sent, because the server asks again by itself. Each COMMIT makes a copy of
-the message. So if the message is already visible, ROLLBACK is sent, whose only effect is that the server stops asking.
+If `ask` raises an exception, or returns UNKNOWN, nothing is sent, because the server asks again by itself. Each COMMIT makes a
+copy of the message. So if the message is already visible, ROLLBACK is sent instead; then its only effect is that the server stops
+asking.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OnOtherAnswer = Callable[[Half, Resolution], None]
 
 
 class CheckBackListener:
-    """Listens for check-backs about topics on every proxy in their routes, and answers with the results of `ask`."""
+    """Listens for check-backs on every proxy in the routes of some topics, and answers with the results of `ask`."""
 
     def __init__(
         self,

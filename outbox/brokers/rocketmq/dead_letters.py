@@ -56,15 +56,16 @@ class DeadLetterReader:
         self._client = client
         self._clock = clock
         self._retry_at = float("-inf")
-        self._first_unacked: dict[DeadLetterQueue, int] = {}  # the offset of the first unacknowledged message
-        self._acked: dict[DeadLetterQueue, set[int]] = {}  # the offsets of later messages that are acknowledged
+        # The offset of the first unacknowledged message, and the offsets of messages that are acknowledged.
+        self._first_unacked: dict[DeadLetterQueue, int] = {}
+        self._acked: dict[DeadLetterQueue, set[int]] = {}
 
     def receive(self, group: str, server_groups: Collection[str], topics: Collection[str], limit: int) -> list[Delivery]:
         """
         Return up to `limit` unacknowledged messages of the given topics.
 
-        If a broker does not answer, nothing is read for a while. Consumers continue, since all else that they need goes through a
-        proxy.
+        After a broker did not answer, this returns nothing for RETRY_SECONDS. Consumers continue meanwhile, since they receive
+        and settle all other messages through a proxy.
         """
         if self._clock() < self._retry_at:
             return []
@@ -137,7 +138,7 @@ class DeadLetterReader:
         )
 
     async def _ask(self, queue: DeadLetterQueue, request: Request) -> RemotingAnswer:
-        """Send a request about a queue, and log a missing permission, without which consumers must continue, too."""
+        """Send a request about a queue. A missing permission is only logged, since consumers must continue without it."""
         answer = await self._client.remoting.ask(queue.broker, request)
         if answer.code == requests.NO_PERMISSION:
             logger.warning(

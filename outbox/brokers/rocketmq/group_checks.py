@@ -1,9 +1,9 @@
 """
 Checks of the server's consumer groups, whose settings are read over the remoting protocol.
 
-The server moves a message to a dead-letter queue after `retryMaxTimes` redeliveries (`dead_letters.py`). It counts every return,
-as after a release or an outage, but no renewal. A message whose handler fails is not returned: it waits in the group's database.
-So the server's count says nothing about failures, and its limit must be out of reach.
+The server moves a message to a dead-letter queue after `retryMaxTimes` redeliveries (`dead_letters.py`). It counts every return
+of a message, as after a release or an outage, but no renewal. A message whose handler fails is not returned, but waits in the
+group's database. So the server's count says nothing about failures, and the limit must be out of reach.
 """
 
 from __future__ import annotations

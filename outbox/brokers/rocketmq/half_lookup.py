@@ -1,11 +1,11 @@
 """
 Looks up the status of half messages whose end (commit or rollback) was not answered.
 
-First, the message is looked up in the broker's index by the id of its half message. If the index has it, the message is visible.
-If not, this proves something only if the index has the half message itself: after a crash, a broker rebuilds its newest index
-from one file of its log, so older messages are missing from it. Otherwise, the topic is read from the time of the half message
-on. The half message is then read at its place in the log, and must have the expected id, since a broker that was restored from a
-backup may have another message there.
+First, the brokers' indexes are searched for the message, by the id of its half message. If one of them has the message, the
+message is visible. If none has it, this proves something only if an index has the half message itself: after a crash, a broker
+rebuilds its newest index from one file of its log, so the index lacks older messages. Otherwise, the half message is read at its
+place in the log, where it must have the expected id, since a broker that was restored from a backup may have another message
+there. Then the topic is read from the time of the half message on.
 
 Source: docs/explanation/half-messages.md.
 """
@@ -29,17 +29,17 @@ from outbox.logs import error_text, get_logger
 logger = get_logger(__name__)
 
 # A broker that resumes after a freeze carries out the requests that wait at its port, and indexes their messages a moment later.
-# So its "not found" counts only after it has answered for this time.
+# So its "not found" counts only after the broker has answered every request for this time.
 SETTLE_SECONDS = 10.0
 
-# The decision is made at most this time after its half message was stored: one lease, and a difference between the clocks.
+# A half message was stored at most this time before its commit was decided: one lease, and a difference between the clocks.
 BEFORE_DECISION = timedelta(minutes=2)
 
 # How far a broker's clock may be set back between the times at which it stores a half message and the message.
 CLOCK_STEP = timedelta(seconds=5)
 
-# A half message without a known place was sent half first, at most this time after its `decided_at`. The copies that the server
-# stores of it, one for each check-back, are later.
+# A half message whose place is unknown was sent half first, and was stored at most this time after its `decided_at`. The server
+# stores a copy of the half message for each check-back; these copies are stored later.
 SENT_WITHIN = timedelta(seconds=3)
 
 MAX_PLACES = 100_000  # the places that a look-up found are kept for the commits that follow, up to this number
@@ -66,7 +66,7 @@ class HalfLookup:
 
     async def place_of(self, half: HalfRef) -> HalfPlace | None:
         """
-        Return the place of a half message that an earlier look-up found, or that its id leads to now. None: it is not found.
+        Return the place of a half message that an earlier look-up found, or that the brokers find by the id now. None: not found.
 
         Raises:
             ConnectionError, RemotingError: a broker cannot be asked.
@@ -96,11 +96,11 @@ class HalfLookup:
         if len(self.places) > MAX_PLACES:
             self.places.clear()
         statuses = await self._client.pipelined(halves, self._look_up_in_index)
-        for topic in {half.topic for half, known in zip(halves, statuses, strict=True) if known is None}:
-            unindexed = [half for half, known in zip(halves, statuses, strict=True) if known is None and half.topic == topic]
-            read = await self._look_up_in_queues(topic, unindexed)
-            statuses = [known or read.get(half.half_id) for half, known in zip(halves, statuses, strict=True)]
-        return [known or HalfStatus.UNKNOWN for known in statuses]
+        for topic in {half.topic for half, status in zip(halves, statuses, strict=True) if status is None}:
+            unproven = [half for half, status in zip(halves, statuses, strict=True) if status is None and half.topic == topic]
+            in_queues = await self._look_up_in_queues(topic, unproven)
+            statuses = [status or in_queues.get(half.half_id) for half, status in zip(halves, statuses, strict=True)]
+        return [status or HalfStatus.UNKNOWN for status in statuses]
 
     async def _look_up_in_index(self, half: HalfRef) -> HalfStatus | None:
         """Return the status of a half message by the brokers' indexes. None: the indexes prove nothing."""
@@ -126,11 +126,12 @@ class HalfLookup:
         return None
 
     async def _look_up_in_queues(self, topic: str, halves: Sequence[HalfRef]) -> dict[str, HalfStatus]:
-        """Return the status of half messages of a topic that the indexes do not have, by half id. Omitted ones are UNKNOWN."""
+        """Return half id -> status for half messages about which the indexes prove nothing. Those left out are UNKNOWN."""
         try:
             hidden, unread = await self._find_hidden(topic, halves)
             halves = [half for half in halves if half.half_id not in unread]
             half_statuses: dict[str, HalfStatus] = {}
+            # Half id -> how many of the brokers that may have its message were read to the end.
             brokers_read: dict[str, int] = dict.fromkeys((half.half_id for half in halves), 0)
             addresses = await self._client.remoting.addresses(topic)
             for name, address in addresses.items():
@@ -225,7 +226,7 @@ class HalfLookup:
 
 
 def _may_be_on(broker: str, half: HalfRef, hidden: Mapping[str, tuple[str, datetime]]) -> bool:
-    """Return whether a broker may have a half message and its message: always True if nothing tells which broker has it."""
+    """Return whether a broker may have a half message and its message. True for each broker if nothing tells which one has it."""
     place = HalfPlace.read(half.place)
     holder = hidden[half.half_id][0] if half.half_id in hidden else place.broker if place else broker
     return holder == broker

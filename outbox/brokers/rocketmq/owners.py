@@ -2,9 +2,9 @@
 The owner of a consumer group: the outbox with the group's inbox. The first `receive` stores it, so that two projects cannot use
 the same group.
 
-It is stored as an entry in the configuration that name servers keep for clients (`kvConfig.json`). Name servers do not exchange
-these entries. So an entry is written to each name server that lacks it, and if entries differ, the first name server in
-NAME_SERVERS that has one decides. Without name servers nothing is compared.
+The owner is stored as an entry in the configuration that name servers keep for clients (`kvConfig.json`). Name servers do not
+exchange these entries. So an entry is written to each name server that lacks it; if the entries differ, the entry of the first
+name server in NAME_SERVERS that has one counts. Without name servers, owners are neither stored nor compared.
 Source: apache/rocketmq KVConfigManager, PutKVConfigRequestHeader.
 """
 
@@ -29,7 +29,7 @@ NAME_SERVER_ERRORS = (NotConnected, NoAnswer, RemotingError)
 
 class RocketMQOwners(GroupOwners):
     """
-    The owners of groups, and their entries on the name servers.
+    The owners of groups, as set in this process and as stored on the name servers.
 
     Args:
         clock: a monotonic clock in seconds.
@@ -40,13 +40,13 @@ class RocketMQOwners(GroupOwners):
         self.refused: dict[str, str] = {}  # group -> the text of OwnedByAnother
         self._client = client
         self._clock = clock
-        self._ask_again_at: dict[str, float] = {}
+        self._ask_again_at: dict[str, float] = {}  # group -> when to ask the name servers again, by the clock; infinity: never
 
     def may_receive(self, group: str) -> bool:
         """
-        Return False if another outbox owns a group. If none does, store this one as the owner.
+        Return False if another outbox owns a group. If the group has no owner yet, store this outbox as the owner.
 
-        The name servers are asked by the first call, and again after a refusal or an outage.
+        The first call asks the name servers. Later ones ask them again only after a refusal or an outage.
         """
         if group in self._of and self._clock() >= self._ask_again_at.get(group, float("-inf")):
             self._ask_again_at[group] = float("inf")

@@ -26,7 +26,7 @@ class QueueReader:
     def __init__(self, remoting: RemotingClient, max_messages: int) -> None:
         self._remoting = remoting
         self._max_messages = max_messages
-        # Broker, topic -> the half ids that an unfinished scan searches for, its offsets, and the messages that it has found.
+        # Broker and topic of an unfinished scan -> the half ids that it searches for, its offsets, and half id -> message found.
         self._scans: dict[tuple[str, str], tuple[frozenset[str], Offsets, dict[str, StoredMessage]]] = {}
 
     async def read(

@@ -3,7 +3,7 @@ Receives messages for consumer groups, by long polling.
 
 The server keeps a request without messages open for at least 5 s, so a call may take that long. A request reads from one broker,
 so each broker of a topic gets a separate request. When one request returns messages, the others stay open, and their messages are
-buffered for the next call. Buffered messages that no call has taken after half of their invisible duration are returned to the
+buffered for the next call. A buffered message that no call has taken for half of its invisible duration is returned to the
 server.
 
 A topic or broker that fails does not affect the others, and is polled again after RETRY_SECONDS.
@@ -69,7 +69,7 @@ class ReceiveRequest(msgspec.Struct, frozen=True):
 
 
 class PollFailure(msgspec.Struct):
-    """The error of a request, and when the request is made again, by the monotonic clock."""
+    """The error of a request. `retry_at`: when the request may be made again, by the monotonic clock."""
 
     error: BaseException
     retry_at: float
@@ -86,7 +86,8 @@ class RocketMQReceiver:
         self._subscriptions = Subscriptions(client, topics)
         self._brokers: dict[str, list[str]] = {}  # topic -> names of its brokers
         self._polls: dict[PollKey, Poll] = {}
-        self._buffered: list[tuple[float, Delivery]] = []  # when to return it, the delivery
+        # Deliveries that no call has returned yet, each with the time at which it goes back to the server, by `monotonic`.
+        self._buffered: list[tuple[float, Delivery]] = []
         self._failures: dict[PollKey, PollFailure] = {}
         self._return_timer: asyncio.TimerHandle | None = None
         self._is_interrupted = False
@@ -108,7 +109,7 @@ class RocketMQReceiver:
             return taken
         self._subscriptions.add(call.group, call.topics)
         keys = self._keys(call)
-        # Make the requests that do not wait for a retry. If all of them do, make all: the caller has waited since the last call.
+        # Make the requests that need not wait before a retry. If all would have to, make all: the caller has waited already.
         polls = {key: self._ensure_poll(call, key) for key in {key for key in keys if self._is_due(key)} or keys}
         retries: set[Poll] = set()
         interruption = asyncio.get_running_loop().create_task(self._interruption.wait())

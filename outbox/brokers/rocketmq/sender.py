@@ -121,7 +121,7 @@ class RocketMQSender:
     def send(self, messages: Sequence[Outgoing], topics: Sequence[TopicSpec]) -> list[SendResult]:
         """Send messages; on fifo topics, the messages of a key one after the other."""
         pairs = list(zip(messages, topics, strict=True))
-        chains: dict[object, list[int]] = {}
+        chains: dict[object, list[int]] = {}  # indexes of messages to send one after the other: those of a fifo key, or only one
         for index, (message, topic) in enumerate(pairs):
             chains.setdefault((topic.name, message.key) if topic.type is TopicType.FIFO else index, []).append(index)
         outcomes: list[SendResult] = [BLOCKED] * len(pairs)

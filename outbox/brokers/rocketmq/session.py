@@ -22,7 +22,7 @@ from outbox.logs import get_logger
 logger = get_logger(__name__)
 
 ANNOUNCE_SECONDS = 10.0
-SILENCE_SECONDS = 25.0  # a stream without any answer for this time, in which two announcements were sent, counts as dead
+SILENCE_SECONDS = 25.0  # a stream without an answer for this time counts as dead; two announcements were sent meanwhile
 ANSWER_SECONDS = 3.0  # the timeout for the first answer on a stream
 RETRY_SECONDS = 0.5  # the time until another stream is opened
 
@@ -77,7 +77,7 @@ class Session:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _log_trouble(self, error: Exception) -> None:
-        """Log why there is no session. The loss of a session has level INFO, since proxies are restarted now and then."""
+        """Log why there is no session. The loss of a session is only logged with level INFO, since proxies restart sometimes."""
         trouble = describe(error)
         if self._is_registered.is_set():
             logger.info("The session with proxy %s ended and will be reopened: %s", self._endpoint.target, trouble)

@@ -30,7 +30,7 @@ MIN_INVISIBLE = timedelta(milliseconds=1)
 # Parts of the server's error text about a delivery that has expired, or that its broker no longer has.
 EXPIRED_TEXTS = ("expired", "status is abnormal")
 
-# The suffix of the server's group for fifo topics. They need a separate group, since RocketMQ keeps order for all topics of a
+# The suffix of the server's group for fifo topics, which need a separate group, since RocketMQ keeps order for all topics of a
 # group or for none.
 ORDERED_SUFFIX = "_fifo"
 
@@ -53,7 +53,7 @@ class Settlement:
         self._topics = topics
 
     def ack(self, deliveries: Sequence[Delivery]) -> list[bool]:
-        """Acknowledge deliveries. False: expired, or the request failed. Raises BrokerUnavailable if all requests fail."""
+        """Acknowledge deliveries. False: it has expired, or its request failed. Raises BrokerUnavailable if all requests fail."""
         return [answer is True for answer in self._client.run(_call_all(self.ack_one, deliveries))]
 
     def renew(self, deliveries: Sequence[Delivery], invisible_for: timedelta) -> list[Delivery | None]:
@@ -113,7 +113,7 @@ class Settlement:
 
 async def _call_all(call: Callable[[Delivery], Awaitable[T]], deliveries: Sequence[Delivery]) -> list[T | Exception]:
     """
-    Make a call about each delivery, concurrently. Return the answers; the error of a call that failed is in its answer's place.
+    Make a call about each delivery, concurrently. Return the answers; in place of one, the error if the call failed.
 
     Raises:
         BrokerUnavailable: all calls failed.

@@ -49,8 +49,8 @@ MISCONFIGURED_RPC = {
     grpc.StatusCode.UNIMPLEMENTED,  # something else listens at the endpoint
 }
 
-# The server rejects a message before it stores anything. The reason is a constant: messages with different reasons are split into
-# different batches, and the server's text has different times and sizes for each message.
+# The server rejects a message before it stores anything. The reason is a constant, because messages with different reasons are
+# split into different batches, and the server's text has other times and sizes for each message.
 FLOW_CONTROL = Code.TOO_MANY_REQUESTS
 FLOW_CONTROLLED = f"RocketMQ applies flow control ({FLOW_CONTROL}); sending is retried soon."
 
@@ -61,11 +61,13 @@ CONNECTING_TEXTS = ("failed to connect", "connection refused", "connect to", "dn
 
 # Codes of a broker's answers in the remoting protocol. Source: apache/rocketmq ResponseCode.
 FLOW_CONTROL_CODES = {SYSTEM_BUSY, 215}  # rejected before anything was done
-NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}  # an end was not carried out: slave, shutting down, too early
+# A commit or rollback was not carried out: the broker applies flow control, is a slave (11), is shutting down (14), or leaves the
+# half message to check-backs, because the request came too late (604).
+NOT_DONE_CODES = {*FLOW_CONTROL_CODES, 11, 14, 604}
 MISCONFIGURED_CODES = {3, NO_PERMISSION, NO_SUCH_TOPIC}  # 3: request code not supported
 ILLEGAL_CODE = 13
 
-# Parts of a broker's answer to an end (commit or rollback), if the half message is not at the given place.
+# Texts in a broker's answer to a commit or rollback, one of which says that the half message is not at the given place.
 HALF_NOT_FOUND = ("find prepared transaction message failed", "offset wrong", "producer group wrong")
 
 

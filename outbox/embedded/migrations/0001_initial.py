@@ -1,15 +1,15 @@
 """
-The embedded broker's tables, in SQL: identity columns, partial indexes and storage options are PostgreSQL's own.
+Creates the embedded broker's tables, in SQL, because identity columns, partial indexes and storage options are PostgreSQL's own.
 
-Rows come and go quickly in halves, deliveries and offsets, so they are vacuumed by count, not by share.
+Rows of half messages and deliveries come and go quickly, so autovacuum counts dead rows instead of comparing them with all rows.
 """
 
 from django.db import migrations, models
 
 from outbox.database.postgresql_only import PostgreSQLMigration
 
-# The id of a topic follows from its name, as `ids.topic_number` has it: whatever was emptied, restored or loaded, no process goes on
-# with an id that is another topic's now.
+# The id of a topic is computed from its name, as in `ids.topic_number`. So even after tables were emptied, restored or loaded, no
+# process continues with an id that belongs to another topic now.
 TOPIC = """
 CREATE TABLE outbox_embedded_topic (
     id int PRIMARY KEY,
@@ -21,7 +21,7 @@ CREATE TABLE outbox_embedded_topic (
 );
 """
 
-# Updated by every batch, a few rows: room in the page keeps each update within it (HOT).
+# Every batch updates a few of these rows. With free space in each page, an updated row stays in its page (HOT).
 QUEUE = """
 CREATE TABLE outbox_embedded_queue (
     topic_id int NOT NULL,
@@ -31,7 +31,8 @@ CREATE TABLE outbox_embedded_queue (
 ) WITH (fillfactor = 10);
 """
 
-# The second index drops repeats, finds a message, and tells the end of a half whose row is gone.
+# The second index prevents that a message is stored twice, finds messages by their id, and shows that a half message whose row is
+# deleted was committed.
 MESSAGE = """
 CREATE TABLE outbox_embedded_message (
     topic_id int NOT NULL,
@@ -100,14 +101,14 @@ CREATE INDEX outbox_embedded_delivery_key ON outbox_embedded_delivery (consumer_
     WHERE order_key IS NOT NULL;
 """
 
-# Consumers that wait to be told, by their server process.
+# The consumers that wait for notifications, each by the pid of its server process.
 WAKEUP = """
 CREATE UNLOGGED TABLE outbox_embedded_wakeup (pid int PRIMARY KEY);
 """
 
 
 def statements(sql):
-    """Return statements one by one: a connection with `prepare_threshold: 0` takes no two at once."""
+    """Return the statements of a text as a list, because a connection with `prepare_threshold: 0` executes only one at a time."""
     return [statement for statement in sql.split(";\n") if statement.strip()]
 
 

@@ -25,7 +25,7 @@ MASTER = "0"
 A_BROKER = b'"brokerName"'  # the JSON of a cluster contains this if it has a broker; it is read too often to be parsed
 NUMBER_KEY = re.compile(rb"([{,])(\d+):")  # a key that is not quoted, so that the JSON is invalid
 
-REFUSE_SECONDS = 1.0  # for this time after a failed connection attempt, fail at once, since each attempt may take a full timeout
+REFUSE_SECONDS = 1.0  # for this time after a failed connection attempt, requests fail at once; an attempt may take a full timeout
 IDLE_SECONDS = 30.0  # a server that was not asked for longer than this may have been frozen meanwhile
 
 # Address -> since when the server has answered every request of this process, and when it answered last.

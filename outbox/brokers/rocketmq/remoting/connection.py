@@ -37,11 +37,11 @@ class RemotingConnection(asyncio.Protocol):
         self._seconds = seconds
         self._keys = keys
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[RemotingAnswer]] = {}
+        self._waiting: dict[int, asyncio.Future[RemotingAnswer]] = {}  # number of a request -> the future of its answer
         self._deadlines: deque[tuple[float, int]] = deque()  # (deadline, number of the request), in order
         self._timer: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []  # frames to be written together in the loop's next iteration
-        self._data = bytearray()
+        self._data = bytearray()  # received, and not decoded yet
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
 
