@@ -74,7 +74,7 @@ def settings() -> Settings:
         ConfigurationError: a name is unknown, a value is wrong, or two brokers have a topic of the same name.
     """
     section = _add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
-    return _change(section) if _change else section
+    return _changer(section) if _changer else section
 
 
 def _add_reserved_topics(settings: Settings) -> Settings:
@@ -172,6 +172,7 @@ def database_of_broker(alias: str) -> str:
     return str(settings().brokers[alias].options.get("DATABASE", "default"))
 
 
+# OPTIONS that tell servers apart, and values with which they are left out of the text.
 SERVER_OPTIONS = ("NODES", "SERVERS", "ENDPOINTS", "NAMESPACE", "VIRTUAL_HOST", "DATABASE")
 DEFAULTS = (None, "", "/", "default")
 
@@ -204,7 +205,7 @@ _groups_of: Callable[[str], Iterable[str]] | None = None  # set when the first c
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
-    """Register the function that returns the consumer groups of a topic. They are in `consuming`, which imports this package."""
+    """Register the function that returns a topic's consumer groups. It is in `consuming`, which this package cannot import."""
     global _groups_of
     _groups_of = source
 
@@ -234,24 +235,24 @@ def make_broker(alias: str) -> Broker:
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
 
 
-_change: Callable[[Settings], Settings] | None = None
+_changer: Callable[[Settings], Settings] | None = None  # the function of the innermost `changed` block; None outside of blocks
 
 
 @contextmanager
 def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
     """Pass all settings through a function inside the block, even if a test changes Django's settings meanwhile."""
-    global _change
-    before, _change = _change, change
+    global _changer
+    before, _changer = _changer, change
     forget()
     try:
         yield
     finally:
-        _change = before
+        _changer = before
         forget()
 
 
 def forget() -> None:
-    """Drop the cached settings and the cached results of functions of settings; they are read again at their next use."""
+    """Clear the caches of all `cached` functions, so that the settings are read again at their next use."""
     for clear in _caches:
         clear()
 
