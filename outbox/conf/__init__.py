@@ -74,7 +74,7 @@ def settings() -> Settings:
         ConfigurationError: a name is unknown, a value is wrong, or two brokers have a topic of the same name.
     """
     section = _add_reserved_topics(read(getattr(django_settings, "OUTBOX", {})))
-    return _changer(section) if _changer else section
+    return _change(section) if _change else section
 
 
 def _add_reserved_topics(settings: Settings) -> Settings:
@@ -235,19 +235,19 @@ def make_broker(alias: str) -> Broker:
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
 
 
-_changer: Callable[[Settings], Settings] | None = None  # the function of the innermost `changed` block; None outside of blocks
+_change: Callable[[Settings], Settings] | None = None  # the function of the innermost `changed` block; None outside of blocks
 
 
 @contextmanager
 def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
     """Pass all settings through a function inside the block, even if a test changes Django's settings meanwhile."""
-    global _changer
-    before, _changer = _changer, change
+    global _change
+    before, _change = _change, change
     forget()
     try:
         yield
     finally:
-        _changer = before
+        _change = before
         forget()
 
 
