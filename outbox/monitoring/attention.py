@@ -64,7 +64,7 @@ def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
             if rule_.needs is Needs.STATUS:
                 findings = list(rule_.find(status))
             else:
-                # In the caller's transaction, a savepoint keeps an error of the rule from aborting that transaction.
+                # A savepoint keeps an error of the rule from aborting a transaction of the caller.
                 with nullcontext() if is_in_autocommit else connection.transaction():
                     findings = list(rule_.find(status, connection))
         except Exception as error:
@@ -161,12 +161,12 @@ def _untaken_wakeups(status: Status, connection: Connection) -> Iterator[Finding
     # A worker that takes a wakeup runs a relay, and the row of its heartbeat is kept for STALE_AFTER. If there is no such row,
     # although messages were published within STALE_AFTER and more than a minute ago, then no worker takes wakeups.
     relays = [process for process in status.processes if process.kind in ("relay", WAKEUP)]
-    is_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
-    if not is_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
+    has_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
+    if not has_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
-    late = timedelta(seconds=LATE_SECONDS)
-    if connection.execute(HAS_MESSAGES, [first_id_at(now - STALE_AFTER + late), first_id_at(now - late)]).fetchone() == (True,):
+    grace = timedelta(seconds=LATE_SECONDS)
+    if connection.execute(HAS_MESSAGES, [first_id_at(now - STALE_AFTER + grace), first_id_at(now - grace)]).fetchone() == (True,):
         queue = conf.settings().celery_queue
         cause = "Commits send wakeups to it, and no worker of Celery takes them. Long-running relays send the messages."
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
@@ -244,6 +244,7 @@ def _silent_processes(status: Status) -> Iterator[Finding]:
     """
     for process in status.processes:
         has_others = any(other.does == process.does and not other.is_silent for other in status.processes)
+        # Without others, the rules about missing relays, checkers, consumers and workers report it.
         is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             seconds = process.silent_seconds
@@ -367,8 +368,8 @@ def _missing_consumers(status: Status) -> Iterator[Finding]:
     for group in status.groups:
         waiting = group.backlog
         has_sent = any(topic.has_sent for topic in status.topics if topic.name in group.topics)
-        has_none = group.has_code and not group.waiting and not group.trouble and has_sent
-        if group.consumers or not (waiting or has_none):
+        has_never_received = group.has_code and not group.waiting and not group.trouble and has_sent
+        if group.consumers or not (waiting or has_never_received):
             continue
         backlog = "the group has never received a message" if group.can_tell else "the broker cannot tell the backlog"
         backlog = wait(waiting) if waiting or group.waiting else backlog
@@ -376,10 +377,10 @@ def _missing_consumers(status: Status) -> Iterator[Finding]:
 
 
 def no_consumer(group: str, backlog: str, silent_seconds: float | None, *, has_code: bool) -> Finding:
-    """Return the finding that no consumer of a group is running; `backlog` is the clause about the waiting messages."""
+    """Return the finding that no consumer of a group is running. `backlog`: a clause about its messages, such as "it waits"."""
     last = "none sends heartbeats" if silent_seconds is None else f"silent for {age(silent_seconds)}"
-    by_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
-    or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
+    is_in_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
+    or_celery = ", or check that Celery's worker and beat run" if is_in_beat else ""
     step = f"Start outbox_consume --group {group}{or_celery}."
     if not has_code:
         step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
@@ -456,16 +457,16 @@ def _find_stuck(
         step = "Start more consumers, or look for a handler that hangs, and set its time_limit."
         yield Finding("outbox.group_stuck", subject, cause, step, seconds=late_seconds)
         return
-    late = progress.waits_seconds or 0.0
+    stuck_seconds = progress.waits_seconds or 0.0
     # `waits_seconds` is known for recent sends only. Otherwise, the time since the group handled a message of the topic counts;
     # if that is unknown, too, the age of the oldest consumer, since consumers that have just started are not stuck.
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
     if waiting > group.consumers and idle > STUCK_SECONDS:
-        late = max(late, idle)
-    if late > LATE_SECONDS and waiting and not is_explained:
-        cause = f"{wait(waiting, topic)}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
+        stuck_seconds = max(stuck_seconds, idle)
+    if stuck_seconds > LATE_SECONDS and waiting and not is_explained:
+        cause = f"{wait(waiting, topic)}, and {count(group.consumers, 'consumer')} handled none for {age(stuck_seconds)}."
         step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-        yield Finding("outbox.group_stuck", subject, cause, step, seconds=late)
+        yield Finding("outbox.group_stuck", subject, cause, step, seconds=stuck_seconds)
 
 
 @rule("outbox.dead_letters", "outbox.no_handler", "outbox.max_deferred", needs=Needs.STATUS)

@@ -146,6 +146,7 @@ def _rows(text: str) -> Iterator[str]:
 
 
 def _key(model: type[Model], text: str) -> object:
+    """Return a primary key from its text; a composite key, which is written like a tuple, as a tuple of values."""
     fields = model._meta.pk_fields
     if not isinstance(model._meta.pk, CompositePrimaryKey):
         return text

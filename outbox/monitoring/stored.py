@@ -152,8 +152,8 @@ def read_stored(
         lists = list(_lists(connection)) if has_outbox else []
         for kind, options, topics in _stored_brokers().get(alias, ()):
             lists += kind.list_stored(options, topics, connection)
-        for noun, read in lists:
-            for delivery in _deliveries(noun, read, readings, everything=everything):
+        for noun, read_page in lists:
+            for delivery in _deliveries(noun, read_page, readings, everything=everything):
                 _read_into(readings, noun, delivery)
                 if readings.read[noun] % PAGE == 0:
                     progress(noun, readings.read[noun])
@@ -179,16 +179,16 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
     return {alias: list(shared.values()) for alias, shared in brokers_of.items()}
 
 
-def _deliveries(noun: str, read: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
+def _deliveries(noun: str, read_page: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
     """Yield all messages of a list; or its oldest, and a page of its newest."""
     after, remaining = None, SAMPLE - PAGE
     while everything or remaining > 0:
-        page = read(after, PAGE, False)
+        page = read_page(after, PAGE, False)
         yield from (delivery for _, delivery in page if delivery is not None)
         if len(page) < PAGE:
             return
         after, remaining = page[-1][0], remaining - PAGE
-    newest = read(after, PAGE, True)
+    newest = read_page(after, PAGE, True)
     yield from (delivery for _, delivery in newest if delivery is not None)
     if len(newest) == PAGE:
         readings.cut.add(noun)
@@ -229,8 +229,8 @@ def _read_deferred(
 
 
 def _delivery(group: str, topic: str, message_id: object, headers: str, body: bytes) -> Delivery:
-    read = read_headers(headers)
-    return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=read.get(Header.TAG, ""), headers=read)
+    parsed = read_headers(headers)
+    return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=parsed.get(Header.TAG, ""), headers=parsed)
 
 
 class _Reading(enum.Enum):

@@ -114,6 +114,7 @@ def why(connection: Connection, message_id: UUID) -> str | None:
 
 
 def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
+    """Return why a message is not sent yet: because of its topic, of an earlier message of its key, or of its state."""
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
     if finding := _why_topic_waits(message, relays):
         return finding.line
@@ -143,7 +144,7 @@ def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | Non
     live = [relay for relay in relays if not relay.is_silent]
     if message.topic not in conf.settings().topics:
         return unknown_topic(message.topic, 1)
-    if message.is_paused:  # None for the seconds, since the sentence says for how long
+    if message.is_paused:  # the cause says for how long, so the finding gets None for that
         return paused(message.topic, f"It is {pause(message.paused_by, message.paused_seconds, message.pause_reason)}.", None)
     if not live:
         return no_relay(message.broker, relays)
@@ -172,11 +173,11 @@ def _why_key_waits(connection: Connection, message_id: UUID, message: Any) -> st
 
 
 def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Iterator[str]:
-    """Yield a sentence that the message was sent; then sentences for each group that ignored it, waits, or had it discarded."""
+    """Yield "It was sent.", then sentences about each group that ignored it, that it was discarded for, or that it waits for."""
     inbox_rows = connection.execute(ENDED, [message_id]).fetchall()
     finished_groups = {name for name, _, _ in inbox_rows}
-    discarded = {name: by for name, _, by in inbox_rows if by}
-    ignored = {name for name, is_ignored, _ in inbox_rows if is_ignored and name not in discarded}
+    discarded_by = {name: by for name, _, by in inbox_rows if by}
+    ignoring_groups = {name for name, is_ignored, _ in inbox_rows if is_ignored and name not in discarded_by}
     rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
     deferred = {row.consumer_group: row for row in rows if row.consumer_group not in finished_groups}
     processes = read_processes(connection)
@@ -188,8 +189,8 @@ def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Ite
         for name in groups_without_code_for(connection, message.topic, type_name, tag)
         if name not in (*finished_groups, *deferred)
     ]
-    waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in finished_groups]
-    if waiting or without_handler or discarded or ignored:
+    waiting_groups = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in finished_groups]
+    if waiting_groups or without_handler or discarded_by or ignoring_groups:
         yield "It was sent."
     else:
         yield (
@@ -197,19 +198,19 @@ def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Ite
             if finished_groups
             else "It was sent. No consumer group is known that reads it."
         )
-    for name in sorted(ignored):
+    for name in sorted(ignoring_groups):
         again = " Deliver it again with outbox_replay --ignored." if name in subscribed else ""
         yield f"Group {name!r} ignored it: no live process of the group had a handler for it.{again}"
-    for name, by in sorted(discarded.items()):
+    for name, by in sorted(discarded_by.items()):
         yield f"It was discarded for group {name!r} by {by}."
     for name in without_handler:
         yield f"Group {name!r}, which reads the topic and has no handler for it in this release, has not handled it."
-    for name in waiting:
+    for name in waiting_groups:
         consumers = [process for process in processes if process.does == ("consumer", message.broker, name)]
         live = [process for process in consumers if not process.is_silent]
         handling_it = [process for process in live if process.handling and process.handling.message_id == str(message_id)]
         silent_seconds = min((process.silent_seconds for process in consumers), default=None)
-        # "No consumer is running (…), and it waits."
+        # The line says: "No consumer is running (…), and it waits."
         absent = no_consumer(name, "it waits", silent_seconds, has_code=name in groups()).line
         if (row := deferred.get(name)) and row.is_dead:
             cause = row.error or REASONS.get(row.reason, "it cannot be handled")

@@ -185,8 +185,8 @@ class Command(BaseCommand):
             confirm(f"{_as_kinds(chosen)}\n\n{count(wanted, 'message')} will be discarded. {NEVER_HANDLED}")
         by = actor("outbox_replay")
         done = [row for rows in chosen for portion in settle(rows, act, by=by) for row in portion]
-        known = {name for row in done for name in (row.own_id, str(row.message_id))}
-        missing = [text for text in options["message_id"] if text not in known and str(uuid_of(text)) not in known]
+        done_ids = {name for row in done for name in (row.own_id, str(row.message_id))}
+        missing = [text for text in options["message_id"] if text not in done_ids and str(uuid_of(text)) not in done_ids]
         lines = [f"{count(len(done), 'message')} {act}."]
         lines += [f"{text}: no group has deferred it, or it is in another state" for text in missing]
         self._say({str(act): len(done), "not_found": missing}, "\n".join(map(one_line, lines)), as_json=options["json"])
