@@ -15,7 +15,7 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.status import is_read_only
 from outbox.relay.hosts import databases
 
-STATEMENT_SECONDS = 3  # a usual timeout of load balancers
+STATEMENT_SECONDS = 3  # the timeout of each statement, as short as usual timeouts of load balancers
 
 
 class Health(StrEnum):

@@ -48,7 +48,7 @@ SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_failed_send
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
-UNPROVEN = "unproven"  # the verdict on a message that may have been published
+UNPROVEN = "unproven"  # the verdict on a message of which it is unknown whether it was published
 
 # The newest rows about a message in other tables. Each SELECT must find the message by an index and sort the result, so ORDER BY
 # has expressions for which there is no index: otherwise the planner may scan all rows in the order of time.
