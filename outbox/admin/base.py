@@ -25,11 +25,12 @@ class ReadOnlyAdmin(admin.ModelAdmin):
 
     Attributes:
         keyset: the indexed column by which the list is ordered.
-        older: the lookup for older rows; `lte` if the keyset is not unique, so that a row may be repeated but none is skipped.
+        older: the lookup with which the next page continues after the last row: `lt`; `lte` if the keyset is not unique, so that
+            a row may be repeated but none is skipped.
         pages: the available pages of Django's admin: "changelist", "change", "history".
         is_small: whether the table is so small that filters may read all of it.
         time: the column of the time filter; "" for no such filter.
-        time_is: the relation of the keyset to that time.
+        time_is: how the keyset is related to the time of the time filter.
     """
 
     keyset = "id"
@@ -87,7 +88,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
         """
         Return the result of a search for which there is no index, within the bounds of the keyset.
 
-        Return None if the text is not such a search: then `search` has filtered the rows.
+        Return None if an index serves the text: then `search` has filtered the rows already.
         """
         return None
 

@@ -22,7 +22,7 @@ KINDS = {
 
 
 def read_beginning(rows: QuerySet[Any]) -> QuerySet[Any]:
-    """Load rows with the `size` of their body and its `beginning`, of which a page shows a part, instead of the whole body."""
+    """Load rows without their body, but with its `size` and its `beginning`, which has all that a page can show of it."""
     size = Func(F("body"), function="octet_length", output_field=IntegerField())
     annotated: QuerySet[Any] = rows.defer("body").annotate(
         size=size, beginning=Substr("body", 1, READ_BYTES, output_field=BinaryField())

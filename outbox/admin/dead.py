@@ -29,7 +29,8 @@ from outbox.models import DeadMessage
 MAX_PER_REQUEST = 10_000
 CHUNK = 500  # messages in one transaction, with their log entries
 
-# Whether the message of a row is still dead: it is in a dead batch, and was not split off. Settled messages keep their rows.
+# Whether the message of a row is still dead: it is in a dead batch, and was not split off from it. A message that an operator has
+# replayed or discarded is settled, and keeps its row.
 IS_DEAD = """
 EXISTS (SELECT FROM outbox_batch b WHERE b.id = outbox_dead.batch_id AND b.state = 4
     AND array_position(b.message_ids, outbox_dead.message_id)::smallint <> ALL(b.split))
@@ -150,10 +151,10 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         done = 0
         for start in range(0, len(ids), CHUNK):
             with guarded.atomic(using):
-                part = ids[start : start + CHUNK]
+                chunk_ids = ids[start : start + CHUNK]
                 by = request.user.get_username()
-                settled = replay_messages(database.raw(using), part, by=by, reason=reason, discard=act is DISCARD)
-                names = {str(message_id): str(message_id) for message_id in part if str(message_id) not in settled.refused}
+                settled = replay_messages(database.raw(using), chunk_ids, by=by, reason=reason, discard=act is DISCARD)
+                names = {str(message_id): str(message_id) for message_id in chunk_ids if str(message_id) not in settled.refused}
                 write_log(request, self.model, names, logged(act, reason))
                 done += settled.messages
             for message_id, why in list(settled.refused.items())[:10]:

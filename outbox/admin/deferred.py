@@ -80,7 +80,7 @@ def database_of(request: HttpRequest) -> str:
 
 
 def _kinds(request: HttpRequest) -> list[dict[str, Any]]:
-    """Return the kinds (combinations of `COLUMNS`) of deferred messages with their counts, the most frequent first."""
+    """Return the kinds of deferred messages (equal values in `COLUMNS`) with their counts, the most frequent first."""
     known: list[dict[str, Any]] | None = getattr(request, "_outbox_deferred", None)
     if known is None:
         rows = Deferred.objects.using(database_of(request)).order_by().values(*COLUMNS)
@@ -102,14 +102,14 @@ STATE_NAMES = {
 
 
 class DatabaseFilter(Filter):
-    """Choose the database, if groups use several. `get_queryset` reads the rows from it, so this filters nothing."""
+    """Choose the database, if groups use several. It filters nothing, since `get_queryset` reads from the chosen database."""
 
     title = _("database")
     parameter_name = "database"
     is_indexed = True
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(alias, alias) for alias in deferred_databases()[1:]]
+        return [(alias, alias) for alias in deferred_databases()[1:]]  # the first one is shown without a choice
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset
@@ -139,7 +139,7 @@ def _column_filter(name: str, label: Text) -> type[Filter]:
 
         def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
             values = list(dict.fromkeys(kind[self.column] for kind in _kinds(request) if kind[self.column]))[:VALUES_SHOWN]
-            chosen = request.GET.get(name)  # always a choice, since Django ignores a filter without choices
+            chosen = request.GET.get(name)  # is always among the choices, since Django ignores a filter without choices
             return [(value, cut(plain(value), 80)) for value in dict.fromkeys([*values, *([chosen] if chosen else [])])]
 
     return ColumnFilter
@@ -224,7 +224,7 @@ class DeferredAdmin(ReadOnlyAdmin):
             return format_html("{} {}", badge(_("running"), "good"), row.run_by)
         if row.due_at is None:
             return badge(_("asleep"), "plain")
-        if local(row.due_at).year >= HELD.year - 1:
+        if local(row.due_at).year >= HELD.year - 1:  # in some time zones, HELD is in the year before
             return badge(_("held"), "bad")
         return badge(_("in doubt") if row.crashes else _("waiting"), "waiting")
 

@@ -50,7 +50,7 @@ class ReasonForm(forms.Form):
     reason = forms.CharField(label=_("Reason"), max_length=500, help_text=_("For the log: why you do this."))
     typed = forms.CharField(max_length=20, required=False)
     as_of = forms.DateTimeField(widget=forms.HiddenInput)  # when the user saw the page; rows that came later are not affected
-    shown = forms.IntegerField(widget=forms.HiddenInput)  # the number of rows at that time
+    shown = forms.IntegerField(widget=forms.HiddenInput)  # the number of rows that the user saw
 
     def __init__(self, *args: Any, count: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +62,7 @@ class ReasonForm(forms.Form):
 
     @property
     def wanted(self) -> int:
-        """The number of rows that the user wanted to change: that of the page that the user saw, or a larger current one."""
+        """The number of rows that the user wanted to change: the number shown on the form, or the current one if it is larger."""
         seen = self.cleaned_data.get("shown") if self.is_bound and self.is_valid() else None
         return max(seen or 0, self.count)
 

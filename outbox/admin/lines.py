@@ -68,23 +68,23 @@ def _limits(values: Sequence[float], by_decades: bool) -> tuple[float, float]:
     if not by_decades:
         return min(0.0, *values, 0.0), max(1.0, *values, 1.0)
     known = [value for value in values if value > 0] or [1.0]
-    low = math.floor(math.log10(min(known)))
-    return 10**low, 10 ** max(low + 1, math.ceil(math.log10(max(known))))
+    lowest_exponent = math.floor(math.log10(min(known)))
+    return 10**lowest_exponent, 10 ** max(lowest_exponent + 1, math.ceil(math.log10(max(known))))
 
 
 def _pieces(values: Values, low: float, high: float, scaled: Callable[[float], float]) -> Any:
-    """Return the points of each uninterrupted segment; a single value is a short dash."""
+    """Yield the points of each uninterrupted segment of a line; a single value becomes a short dash."""
     step = (WIDTH - 2 - LEFT) / max(1, len(values) - 1)
-    piece: list[tuple[float, float]] = []
+    points: list[tuple[float, float]] = []
     for n, value in enumerate([*values, None]):
         if value is not None:
             share = (scaled(max(value, low)) - scaled(low)) / (scaled(high) - scaled(low))
-            piece.append((LEFT + n * step, HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)))
-        elif piece:
-            if len(piece) == 1:
-                piece = [(piece[0][0] - 2, piece[0][1]), (piece[0][0] + 2, piece[0][1])]
-            yield " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
-            piece = []
+            points.append((LEFT + n * step, HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)))
+        elif points:
+            if len(points) == 1:
+                points = [(points[0][0] - 2, points[0][1]), (points[0][0] + 2, points[0][1])]
+            yield " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            points = []
 
 
 def _rows(lines: Sequence[Values], begins_at: datetime, ends_at: datetime, say: Callable[[float], str]) -> list[Any]:

@@ -31,7 +31,8 @@ MAX_READ = 10_000
 
 BEFORE = "before"
 
-# The result of a search without an index: primary keys; the keyset below which no row was read, or None; a text about that.
+# The result of a search without an index: the primary keys that were found; the value of the keyset below which no row was read,
+# None if all were read; and a text about that for the page.
 UnindexedResult = tuple[Sequence[Any], Any, str]
 
 
@@ -55,7 +56,7 @@ class LimitedPaginator(Paginator):
 
 
 class Filter(SimpleListFilter):
-    """A filter by a column, by default the one named like the parameter. `is_indexed`: whether its rows have an index."""
+    """A filter by a column, by default the one named like the parameter. `is_indexed`: whether an index finds the rows."""
 
     column = ""
     is_indexed = False
@@ -73,8 +74,8 @@ class NewestFirst(ChangeList):
     """The newest rows of a table, in the order of the admin's `keyset`, a column with an index."""
 
     model_admin: Any  # the ReadOnlyAdmin of the list
-    floor: Any = None  # the keyset of the oldest row that was read, if filters left older rows unread
-    note: str = ""  # the text about that for the page
+    floor: Any = None  # the keyset value of the oldest row that was read, if older rows were not; otherwise None
+    note: str = ""  # a text for the page that says so
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
         """Reject parameters that belong to no filter, since such a lookup may read all rows."""
@@ -99,7 +100,7 @@ class NewestFirst(ChangeList):
             read = self.root_queryset.filter(**bounds).order_by(f"-{keyset}").values_list(keyset, flat=True)
             self.floor = next(iter(read[MAX_READ : MAX_READ + 1]), None)
             if self.floor is not None:
-                bounds[f"{keyset}__gte"] = self.floor  # replaces a lower bound, which is not higher
+                bounds[f"{keyset}__gte"] = self.floor  # replaces the lower bound of the filters, which is not above it
                 self.note = _("No index serves this filter: only the newest {} rows were read.").format(number(MAX_READ))
         if self.query and (unindexed := self.model_admin.search_unindexed(request, self.query, bounds)) is not None:
             pks, self.floor, self.note = unindexed

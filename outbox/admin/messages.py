@@ -42,8 +42,8 @@ from outbox.monitoring.why import why
 
 MessageStatus = MessageState.MessageStatus
 
-# Messages by the state of their batch, found with the index of unfinished batches, or of dead ones. The limit is in this query,
-# since the planner would choose a nested loop if it had to join a million rows.
+# Ids of messages by the state of their batch, found with the index of unfinished batches, or of dead ones. The limit is in this
+# query, since without it, the planner would choose a nested loop for up to a million ids.
 IN_BATCHES = """
 SELECT u.id FROM outbox_batch b, unnest(b.message_ids) WITH ORDINALITY u(id, n)
 WHERE {where} AND u.n <> ALL(b.split) AND u.id < %s AND u.id >= %s AND (%s::int[] IS NULL OR b.topic_id = ANY(%s::int[]))
@@ -133,7 +133,7 @@ class MessageAdmin(ReadOnlyAdmin):
         connection, search = database.raw(rows.db), parse(text)
         if search.id and has_id(connection, search):
             return rows.filter(id=search.id)
-        if is_field_search(connection, search):  # `search_unindexed` does it, since it has the bounds of the list
+        if is_field_search(connection, search):  # `search_unindexed` filters, since it has the bounds of the list
             return rows
         return rows.filter(Q(key=search.text) & ~Q(key="") | Q(about__in=search.about))
 
@@ -229,7 +229,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return super().changeform_view(request, object_id, form_url, extra_context)
 
     def _in_archive(self, request: HttpRequest, text: str) -> tuple[Extension | None, UUID | None]:
-        """Return the app whose archive may have the message with the id in a text, and the id; None twice if there is none."""
+        """Return the app whose archive may have a message, and the id that the text contains; None for both if no app may."""
         archive = next((extension for extension in extensions() if extension.has_archive()), None)
         if archive is None:
             return None, None
@@ -274,7 +274,7 @@ class MessageAdmin(ReadOnlyAdmin):
         if not may_see(self.admin_site, Deferred, request):
             return []
         url = url_of(self.admin_site, "outbox_deferred_changelist")
-        groups = [group for group, _outcome, by in timeline.ended if not by]
+        groups = [group for group, _outcome, by in timeline.ended if not by]  # with `by`, an operator has discarded the message
         return [(group, f"{url}?{urlencode({'group': group, 'q': message_id})}") for group in groups]
 
     def _at_broker(self, request: HttpRequest, row: MessageRow, timeline: Timeline | None) -> dict[str, Any]:

@@ -161,6 +161,7 @@ def _process(process: ProcessStatus) -> dict[str, Any]:
 
 
 def _is_history(process: ProcessStatus, status: Status) -> bool:
+    """Return whether a process is silent because others have replaced it."""
     return process.is_silent and is_replaced(process, status.processes)
 
 

@@ -19,7 +19,8 @@ from django.utils.translation import gettext_lazy as _
 from outbox.admin.text import Text
 from outbox.ids import first_id_at
 
-# An id is assigned slightly before the time of its row, so rows may be in another order by id than by time.
+# The order of rows by id may differ slightly from the order by time, since an id is assigned before the time of its row. Bounds
+# of ids are wider than the range by this.
 SLACK = timedelta(minutes=1)
 
 FIRST_YEAR, LAST_YEAR = 1971, 9998  # years for which every time zone has times in ids, and in Python

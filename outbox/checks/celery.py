@@ -105,6 +105,7 @@ def seconds_between(schedule: Any) -> float:
 
 
 def _app() -> Iterator[Any]:
+    """Yield the project's Celery app, if it has one."""
     celery: Any = sys.modules.get("celery")
     if celery is not None and celery.current_app.main != FALLBACK:
         yield celery.current_app

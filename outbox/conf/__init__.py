@@ -172,6 +172,7 @@ def database_of_broker(alias: str) -> str:
     return str(settings().brokers[alias].options.get("DATABASE", "default"))
 
 
+# OPTIONS that tell servers apart, and values with which they are left out of the text.
 SERVER_OPTIONS = ("NODES", "SERVERS", "ENDPOINTS", "NAMESPACE", "VIRTUAL_HOST", "DATABASE")
 DEFAULTS = (None, "", "/", "default")
 
@@ -204,7 +205,7 @@ _groups_of: Callable[[str], Iterable[str]] | None = None  # set when the first c
 
 
 def take_groups_from(source: Callable[[str], Iterable[str]]) -> None:
-    """Register the function that returns the consumer groups of a topic. They are in `consuming`, which imports this package."""
+    """Register the function that returns a topic's consumer groups. It is in `consuming`, which this package cannot import."""
     global _groups_of
     _groups_of = source
 
@@ -234,7 +235,7 @@ def make_broker(alias: str) -> Broker:
     return broker_class(alias)(alias, settings().brokers[alias].options, topics_of(alias))
 
 
-_change: Callable[[Settings], Settings] | None = None
+_change: Callable[[Settings], Settings] | None = None  # the function of the innermost `changed` block; None outside of blocks
 
 
 @contextmanager
@@ -251,7 +252,7 @@ def changed(change: Callable[[Settings], Settings]) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Drop the cached settings and the cached results of functions of settings; they are read again at their next use."""
+    """Clear the caches of all `cached` functions, so that the settings are read again at their next use."""
     for clear in _caches:
         clear()
 

@@ -12,7 +12,7 @@ PIPELINE = "outbox.pipeline"  # reads `OUTBOX["PIPELINE"]`
 
 
 def is_pipeline_missing(settings: Settings) -> bool:
-    """Return whether there are settings for the pipeline, but no installed AppConfig of its app that extends the outbox."""
+    """Return whether there are settings for the pipeline, but its app is not installed with an AppConfig for the outbox."""
     return bool(settings.pipeline) and all(config.name != PIPELINE for config in extended_apps())
 
 

@@ -16,7 +16,7 @@ def read(raw: object) -> Settings:
         ConfigurationError: a name is unknown, or a value is wrong; the error names the setting.
     """
     section = read_section(raw, Settings, "OUTBOX")
-    names: dict[int, str] = {}  # topics' names by the ids that are hashes of them
+    names: dict[int, str] = {}  # topic id, a hash of the name -> name
     for name, topic in section.topics.items():
         if topic.broker not in section.brokers:
             raise ConfigurationError(

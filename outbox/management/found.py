@@ -15,7 +15,7 @@ from outbox.monitoring.find import MAX_SECONDS, FoundMessage, Search, find, read
 from outbox.monitoring.timeline import TimelineEntry, read_timeline
 from outbox.monitoring.why import why
 
-SHOWN = 20  # messages of a database
+SHOWN = 20  # messages of each database
 
 NONE_FOUND = "No such message: never published here, rolled back with its transaction, or pruned."
 NOT_FOUND = "No such message among those that were read."
@@ -25,8 +25,8 @@ def find_in(alias: str, search: Search, *, since: datetime | None, until: dateti
     """
     Return the messages of a database that match a search, newest first; if there is only one, also its timeline.
 
-    `is_cut`: whether more messages match, or may match. `reached`: bodies of messages before this time were not read; None if all
-    were read, or none had to be. `is_late`: whether the search ended because it took too long.
+    `is_cut`: whether more messages match, or may match. `reached`: the bodies of messages published before this time were not
+    read; None if all were read, or if no body had to be. `is_late`: whether the search ended because it took too long.
     """
     with connected(alias, "outbox status") as connection:
         matches = find(connection, search, since=since, until=until, limit=SHOWN)
@@ -52,7 +52,7 @@ def _entry(entry: TimelineEntry) -> dict[str, Any]:
 def as_text(found: dict[str, Any]) -> Iterator[str]:
     """Yield the parts of a text about the messages that were found in a database."""
     for message in found["messages"]:
-        yield "\n".join(map(one_line, [_head(message), message["why"] or "", *map(_moment, found["timeline"])]))
+        yield "\n".join(map(one_line, [_first_line(message), message["why"] or "", *map(_entry_line, found["timeline"])]))
     if found["reached"] is not None:
         at = found["reached"].isoformat(timespec="milliseconds")
         within = f" within {MAX_SECONDS:.0f} s" if found["is_late"] else ""
@@ -63,12 +63,12 @@ def as_text(found: dict[str, Any]) -> Iterator[str]:
         yield f"There are more: these are the newest {SHOWN}. Narrow the search with --since and --until."
 
 
-def _head(message: dict[str, Any]) -> str:
+def _first_line(message: dict[str, Any]) -> str:
     parts = [f"Message {message['id']}", message["type"], f"topic {message['topic']}"]
     parts += [f"{name} {message[name]}" for name in ("key", "about") if message[name]]
     return f"{', '.join(filter(None, parts))}, {message['state']}, published {message['published_at']}"
 
 
-def _moment(entry: dict[str, Any]) -> str:
+def _entry_line(entry: dict[str, Any]) -> str:
     by = entry["by"] and f"by {entry['by']}"
     return f"  {entry['at']}  " + " ".join(filter(None, [entry["what"], entry["who"], by, entry["text"]]))

@@ -64,7 +64,7 @@ class Batch(models.Model):
     state = models.SmallIntegerField(choices=State, default=State.CLAIMED)
     attempt = models.BigIntegerField(default=1)  # the fence
     failures = models.IntegerField(default=0)
-    owner = models.IntegerField(null=True)
+    owner = models.IntegerField(null=True)  # the lane whose relay claimed the batch
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)
     decided_at = models.DateTimeField(null=True)
@@ -104,7 +104,7 @@ class FailedSend(models.Model):
 
 
 class DeadMessage(models.Model):
-    """A copy of a message that was given up, so that its daily partition can be dropped without losing the message."""
+    """A copy of a dead message. The message is not lost when the daily partition with its message row is dropped."""
 
     message_id = models.UUIDField(primary_key=True)
     batch_id = models.BigIntegerField()
@@ -112,7 +112,7 @@ class DeadMessage(models.Model):
     key = models.TextField(default="")
     headers = models.TextField(default="{}")
     about = models.TextField(null=True)  # noqa: DJ001
-    body = models.BinaryField(null=True)  # NULL: the message row did not exist any more
+    body = models.BinaryField(null=True)  # NULL: the message row was gone when the message died
     lane = models.SmallIntegerField(null=True)
     number = models.BigIntegerField(null=True)
     reason = models.TextField()
@@ -132,7 +132,7 @@ class DeadMessage(models.Model):
 
 
 class Process(models.Model):
-    """A heartbeat of a relay, consumer or checker."""
+    """The last heartbeat of a process, as a relay, consumer or checker."""
 
     id = models.BigAutoField(primary_key=True)
     kind = models.TextField()  # relay, consumer, checker
@@ -149,7 +149,7 @@ class Process(models.Model):
         models.TextField(), db_default=[]
     )  # of a consumer: the topics, types and tags that its code handles
     refusals = models.JSONField(db_default={})  # of a consumer: the topics that it cannot receive from, with the reasons
-    handling = models.JSONField(db_default={})  # of a consumer: its handler that has been running for the longest time
+    handling = models.JSONField(db_default={})  # of a consumer: the handler that has been running for the longest time
     errors = models.JSONField(db_default={})  # errors of loops whose last step failed, by the name of the loop
     started_at = models.DateTimeField(db_default=Now())
     beat_at = models.DateTimeField(db_default=Now())

@@ -17,11 +17,11 @@ class CheckBack(models.Model):
     message_id = models.TextField(db_index=True)
     half_id = models.TextField()
     token = models.TextField(default="")
-    asked = models.IntegerField(default=1)
+    asked = models.IntegerField(default=1)  # how often the broker has asked about this half message, including this time
     answer = models.TextField()  # the decided answer
     sent_answer = models.TextField(default="")  # the answer that was sent instead; empty: the decided answer was sent
     reason = models.TextField()
-    about = models.TextField(default="none")  # exists, missing, none
+    about = models.TextField(default="none")  # the row that the message is about: exists, missing, none (not named or unknown)
     milliseconds = models.FloatField()
     answered_at = models.DateTimeField(db_default=Now(), db_index=True)
 

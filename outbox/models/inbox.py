@@ -12,8 +12,8 @@ class Inbox(models.Model):
     A message that a group has handled; the row is inserted in the handler's transaction.
 
     `idempotency_key` is the message id, unless the handler names another key. Lane and number are NULL if the message had none.
-    `delivery_count` counts the deliveries to the group up to the one that was handled, from 1; it is 0 if the group had no
-    handler for the message.
+    `delivery_count` counts the deliveries to the group up to the one that was handled, from 1. It is 0 if the
+    message was not handled, because the group had no handler for it or an operator discarded it.
     """
 
     pk = models.CompositePrimaryKey("consumer_group", "idempotency_key")
@@ -115,16 +115,16 @@ class Deferred(models.Model):
     A message that a group has received and not handled yet: it waits to be run again, or is a dead letter.
 
     The message was acknowledged at the broker. A row is deleted only if the inbox has its message, in the same transaction or
-    before; docs/explanation/deliveries.md has the statements. `message_id` is a UUID made of the id that the message has
-    (`own_id`) and its source.
+    before; docs/explanation/deliveries.md has the statements. `own_id` is the id under which the message was sent, which need
+    not be a UUID; `message_id` is a UUID made of `own_id` and the source.
 
     `order_key`: group, topic and key, on topics of type fifo.
-    `failures`: how often the handler raised.
+    `failures`: how often the handler raised an error.
     `crashes`: the number of runs that were begun and of which no end is known.
     `runs`: how often a run was begun or the message was replayed; the number identifies a run.
     `due_at`: when it is run. NULL: it waits for an earlier deferred message of its key. The year 9999: an operator holds it.
-    `dead_at`: since when it is a dead letter, which is not run again by itself.
-    `no_code_since`: since when it is due while no live process has a handler for it.
+    `dead_at`: when it became a dead letter, which is not run again automatically.
+    `no_code_since`: since when it has been due while no live process had a handler for it.
     `delivery_count`: the broker's count of deliveries when it was deferred.
     """
 

@@ -71,7 +71,7 @@ class Ticket(models.Model):
     pos = models.BigAutoField(primary_key=True)
     message_id = models.UUIDField()
     topic_id = models.IntegerField()
-    order_key = models.BigIntegerField(null=True)
+    order_key = models.BigIntegerField(null=True)  # a hash of topic and key, on topics of type fifo
 
     class Meta:
         db_table = "outbox_ticket"

@@ -1,4 +1,4 @@
-"""The actions of operators on messages that were given up. No other table names persons."""
+"""The actions of operators on dead messages, and on messages that consumer groups have deferred, lost or ignored."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class OperatorAct(models.Model):
     """
     An operator's action on one message, with the operator's name (`acted_by`), the time and the reason.
 
-    `consumer_group` is the group that has deferred the message, with `delivery_count`. For a dead message it is empty, and
-    `batch_id` and `attempt` are set.
+    `consumer_group` is the group that has deferred, lost or ignored the message. For a dead message it is empty, and `batch_id`
+    and `attempt` are set.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -30,7 +30,7 @@ class OperatorAct(models.Model):
     topic = models.TextField()
     consumer_group = models.TextField(db_default="")
     delivery_count = models.IntegerField(null=True)
-    fingerprint = models.TextField(db_default="")  # that of the error, as in the failed delivery
+    fingerprint = models.TextField(db_default="")  # the fingerprint of the error, as in the failed delivery
     batch_id = models.BigIntegerField(null=True)
     attempt = models.BigIntegerField(null=True)
     reason = models.TextField()

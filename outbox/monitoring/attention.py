@@ -30,12 +30,13 @@ from outbox.monitoring.text import age, count, wait
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
-LATE_SECONDS = 60.0
-PAUSED_SECONDS = 86_400.0  # somebody may have forgotten a longer pause
-STUCK_SECONDS = 300.0  # the limit if it is unknown for how long a message has waited
-SLOW_MINUTES = 10  # the limit of the time that a backlog takes at the pace of the last minutes
+LATE_SECONDS = 60.0  # a message that has waited for longer is late
+PAUSED_SECONDS = 86_400.0  # a longer pause may have been forgotten
+STUCK_SECONDS = 300.0  # a group that was idle for longer is stuck, if it is unknown for how long messages have waited
+SLOW_MINUTES = 10  # a group is slow if its backlog takes longer at the pace of the last minutes
 
-# A read-only database has no heartbeats, and nothing is sent or handled. So these findings would only repeat that.
+# If a database is read-only, processes cannot store heartbeats, and nothing is sent or handled. So these findings are left out
+# then: they are consequences.
 FOLLOW_FROM_READ_ONLY = {
     "outbox.no_relay",
     "outbox.no_checker",
@@ -57,15 +58,14 @@ def read_attention(connection: Connection, alias: str) -> list[Finding]:
 
 def find_attention(connection: Connection, status: Status) -> Iterator[Finding]:
     """Yield the findings that are not silenced; causes come before their effects, or instead of them."""
-    is_free = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
+    is_in_autocommit = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
     for rule_ in rules(Needs.STATUS, Needs.DATABASE):
         try:
             if rule_.needs is Needs.STATUS:
                 findings = list(rule_.find(status))
             else:
-                with (
-                    nullcontext() if is_free else connection.transaction()
-                ):  # a savepoint, so that an error leaves the caller's usable
+                # A savepoint keeps an error of the rule from aborting a transaction of the caller.
+                with nullcontext() if is_in_autocommit else connection.transaction():
                     findings = list(rule_.find(status, connection))
         except Exception as error:
             if connection.closed or isinstance(error, psycopg.errors.LockNotAvailable):
@@ -142,6 +142,7 @@ def no_relay(alias: str, relays: list[ProcessStatus]) -> Finding:
 
 
 def _absence(kind: str, known: list[ProcessStatus]) -> tuple[float | None, str]:
+    """Return the seconds since the newest heartbeat, None if none is known, and a sentence that no process is running."""
     if not known:
         return None, f"No {kind} is running."
     seconds = known[0].silent_seconds
@@ -160,12 +161,12 @@ def _untaken_wakeups(status: Status, connection: Connection) -> Iterator[Finding
     # A worker that takes a wakeup runs a relay, and the row of its heartbeat is kept for STALE_AFTER. If there is no such row,
     # although messages were published within STALE_AFTER and more than a minute ago, then no worker takes wakeups.
     relays = [process for process in status.processes if process.kind in ("relay", WAKEUP)]
-    is_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
-    if not is_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
+    has_long_running = any(relay.note != BY_CELERY and not relay.is_silent for relay in relays)
+    if not has_long_running or any(relay.note == BY_CELERY for relay in relays) or not any(wakeup_app()):
         return
     now = datetime.now(UTC)
-    late = timedelta(seconds=LATE_SECONDS)
-    if connection.execute(HAS_MESSAGES, [first_id_at(now - STALE_AFTER + late), first_id_at(now - late)]).fetchone() == (True,):
+    grace = timedelta(seconds=LATE_SECONDS)
+    if connection.execute(HAS_MESSAGES, [first_id_at(now - STALE_AFTER + grace), first_id_at(now - grace)]).fetchone() == (True,):
         queue = conf.settings().celery_queue
         cause = "Commits send wakeups to it, and no worker of Celery takes them. Long-running relays send the messages."
         step = 'Start a worker of Celery for this queue, or set OUTBOX["CELERY_WAKEUP"] = False. The doctor asks the workers.'
@@ -181,8 +182,8 @@ def _missing_beat(status: Status) -> Iterator[Finding]:
     for alias in _aliases() if beat_entries(SWEEP_TASK) else ():
         relays = status.live("relay", alias)
         sweeps = status.processes_of(SWEEP, alias)
-        is_known = any(relay.note == BY_CELERY and relay.age_seconds > relay.beats_within for relay in relays)
-        if is_known and all(relay.note == BY_CELERY for relay in relays) and all(sweep.is_silent for sweep in sweeps):
+        is_sweep_expected = any(relay.note == BY_CELERY and relay.age_seconds > relay.beats_within for relay in relays)
+        if is_sweep_expected and all(relay.note == BY_CELERY for relay in relays) and all(sweep.is_silent for sweep in sweeps):
             seconds = min((sweep.silent_seconds for sweep in sweeps), default=None)
             since = f" for {age(seconds)}" if sweeps else ""
             cause = f"Celery's beat has sent no sweep{since}: messages whose wakeup was lost wait, and there is no maintenance."
@@ -214,8 +215,8 @@ def _failing_processes(status: Status) -> Iterator[Finding]:
     process_fails: A relay, consumer, check-back loop or checker is running but cannot do its work; the finding quotes the error.
         Correct what the error names, such as a missing permission. The process tries again automatically.
     """
-    unreachable = {finding.obj for finding in _unreachable_brokers(status)}  # their loops fail for that reason
-    reported: set[tuple[str, str, str]] = set()  # the relays of a process share its other loops
+    unreachable = {finding.obj for finding in _unreachable_brokers(status)}  # which explains errors of loops that use them
+    reported: set[tuple[str, str, str]] = set()  # several relays of one process report the same other loops
     for process in status.processes:
         for loop, error in sorted(process.errors.items()):
             if process.is_silent or loop == MAINTENANCE or (loop != "relay" and f"broker {process.broker!r}" in unreachable):
@@ -243,6 +244,7 @@ def _silent_processes(status: Status) -> Iterator[Finding]:
     """
     for process in status.processes:
         has_others = any(other.does == process.does and not other.is_silent for other in status.processes)
+        # Without others, the rules about missing relays, checkers, consumers and workers report it.
         is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             seconds = process.silent_seconds
@@ -366,8 +368,8 @@ def _missing_consumers(status: Status) -> Iterator[Finding]:
     for group in status.groups:
         waiting = group.backlog
         has_sent = any(topic.has_sent for topic in status.topics if topic.name in group.topics)
-        has_none = group.has_code and not group.waiting and not group.trouble and has_sent
-        if group.consumers or not (waiting or has_none):
+        has_never_received = group.has_code and not group.waiting and not group.trouble and has_sent
+        if group.consumers or not (waiting or has_never_received):
             continue
         backlog = "the group has never received a message" if group.can_tell else "the broker cannot tell the backlog"
         backlog = wait(waiting) if waiting or group.waiting else backlog
@@ -375,10 +377,10 @@ def _missing_consumers(status: Status) -> Iterator[Finding]:
 
 
 def no_consumer(group: str, backlog: str, silent_seconds: float | None, *, has_code: bool) -> Finding:
-    """Return the finding that no consumer of a group is running; `backlog` is the clause about the waiting messages."""
+    """Return the finding that no consumer of a group is running. `backlog`: a clause about its messages, such as "it waits"."""
     last = "none sends heartbeats" if silent_seconds is None else f"silent for {age(silent_seconds)}"
-    by_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
-    or_celery = ", or check that Celery's worker and beat run" if by_beat else ""
+    is_in_beat = any(group in (entry.get("args") or ()) for entry in beat_entries(CONSUME_TASK))
+    or_celery = ", or check that Celery's worker and beat run" if is_in_beat else ""
     step = f"Start outbox_consume --group {group}{or_celery}."
     if not has_code:
         step = "Start the consumers of the release that has the group. If it was removed for good, outbox_forget drops them."
@@ -435,8 +437,8 @@ def _find_stuck(
     Yield why a group that has consumers makes no progress in a topic, or with some of the topic's messages.
 
     Args:
-        is_explained: a handler of the topic is running within its time limit, or hangs, which another finding says; the other
-            messages of the topic wait for it.
+        is_explained: whether a running handler explains why the topic's messages wait: it is within its time limit, or hangs,
+            which another finding reports.
     """
     waiting = group.waiting.get(topic, 0)
     deferred = group.deferred.get(topic)
@@ -455,16 +457,16 @@ def _find_stuck(
         step = "Start more consumers, or look for a handler that hangs, and set its time_limit."
         yield Finding("outbox.group_stuck", subject, cause, step, seconds=late_seconds)
         return
-    late = progress.waits_seconds or 0.0
-    # `waits_seconds` is known for the newest sends only. If no handled message is known, the age of the oldest process counts:
-    # processes that have just started are not stuck.
+    stuck_seconds = progress.waits_seconds or 0.0
+    # `waits_seconds` is known for recent sends only. Otherwise, the time since the group handled a message of the topic counts;
+    # if that is unknown, too, the age of the oldest consumer, since consumers that have just started are not stuck.
     idle = group.oldest_seconds if progress.idle_seconds is None else progress.idle_seconds
     if waiting > group.consumers and idle > STUCK_SECONDS:
-        late = max(late, idle)
-    if late > LATE_SECONDS and waiting and not is_explained:
-        cause = f"{wait(waiting, topic)}, and {count(group.consumers, 'consumer')} handled none for {age(late)}."
+        stuck_seconds = max(stuck_seconds, idle)
+    if stuck_seconds > LATE_SECONDS and waiting and not is_explained:
+        cause = f"{wait(waiting, topic)}, and {count(group.consumers, 'consumer')} handled none for {age(stuck_seconds)}."
         step = "Look for a handler that hangs, and set its time_limit; or for an ordered key that waits for a failed message."
-        yield Finding("outbox.group_stuck", subject, cause, step, seconds=late)
+        yield Finding("outbox.group_stuck", subject, cause, step, seconds=stuck_seconds)
 
 
 @rule("outbox.dead_letters", "outbox.no_handler", "outbox.max_deferred", needs=Needs.STATUS)
@@ -477,9 +479,8 @@ def _deferred_messages(status: Status) -> Iterator[Finding]:
         Correct the handler, or start more consumers.
     """
     max_deferred = conf.settings().consumer.max_deferred
-    for deferred in (
-        backlog for backlog in status.deferred if not backlog.reason
-    ):  # also of groups that this process has no code for
+    # Counts with the reason "" are for all reasons together. They include groups that this process has no code for.
+    for deferred in (backlog for backlog in status.deferred if not backlog.reason):
         name, topic = deferred.consumer_group, deferred.topic
         subject = f"group {name!r}"
         if deferred.dead:
@@ -504,9 +505,10 @@ def _deferred_messages(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.max_deferred", subject, cause, step, error=deferred.error)
 
 
-BLOCKED_SECONDS = 5.0  # publishers, relays and consumers wait for each other for milliseconds only
+BLOCKED_SECONDS = 5.0  # publishers, relays and consumers keep each other waiting only for milliseconds
 
-# A long transaction keeps VACUUM from removing dead rows of any table; among them, due deferred messages are found slowly.
+# A long transaction keeps VACUUM from removing dead rows, in all tables. Searches for due deferred messages then have to skip
+# many dead rows.
 LONG_TRANSACTION = timedelta(minutes=10)
 LONG_TRANSACTIONS = """
 SELECT pid, coalesce(application_name, ''), coalesce(usename, ''), coalesce(state, ''),
@@ -556,7 +558,7 @@ def _recorded_problems(status: Status) -> Iterator[Finding]:
         yield Finding("outbox.gap", f"group {gap.consumer_group!r}", cause, step, seconds=gap.seconds)
     for ignored in status.ignored:
         if any(group.using != status.database and ignored.topic in group.topics for group in groups().values()):
-            continue  # another database may have the row of a group that has handled them
+            continue  # the inbox of such a group is in another database, so it may have handled them
         cause = (
             f"{count(ignored.messages, 'message')} of type {ignored.type!r} came in the last hour, and no group handled "
             f"{'it' if ignored.messages == 1 else 'them'}: {', '.join(sorted(ignored.groups))} had no handler."

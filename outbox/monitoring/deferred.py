@@ -12,7 +12,8 @@ from psycopg.rows import class_row
 from outbox.consuming.deferred import HELD
 from outbox.database import Connection
 
-# Retries that a handler asked for with RetryLater are not failures.
+# A row for each group, topic and reason, and one with the reason "" for each group and topic. A waiting message is neither dead
+# nor held. `failures` are errors of a handler; a retry that it asked for with RetryLater is none.
 COUNTS = """
 SELECT consumer_group, topic, coalesce(reason, '') AS reason,
     count(*) FILTER (WHERE is_waiting) AS waiting, count(*) FILTER (WHERE is_waiting AND due_at IS NULL) AS asleep,
@@ -46,18 +47,18 @@ class DeferredCount(msgspec.Struct, frozen=True):
 
     Args:
         reason: why they were deferred; "" for all reasons together.
-        waiting: number that run without an operator: due now, due later, or asleep.
-        asleep: number of waiting ones that are behind an earlier message of their key.
-        held: number that an operator holds.
+        waiting: number of messages that are handled without an act of an operator: due now, due later, or asleep.
+        asleep: number of waiting messages that wait for an earlier message of their key.
+        held: number of messages that an operator holds.
         dead: number of dead letters.
         in_doubt: number of messages, except dead letters, of which a run was begun and never ended.
-        failing: number of waiting ones whose handler has failed.
-        without_code: number of waiting ones for which no live process has a handler.
-        counted: number that counts towards MAX_DEFERRED.
-        late_seconds: seconds since the first waiting one became due; None if none is due.
-        failing_seconds: seconds since the first failing one was deferred.
+        failing: number of waiting messages whose handler has failed.
+        without_code: number of waiting messages for which no live process has a handler.
+        counted: number of messages that count towards MAX_DEFERRED.
+        late_seconds: seconds since the first waiting message became due; None if none is due.
+        failing_seconds: seconds since the first failing message was deferred.
         dead_seconds: seconds since the first dead letter became one.
-        error, error_of_dead: the error of a failing message, and of a dead letter.
+        error, error_of_dead: the fingerprint of an error of the failing messages, and of the dead letters.
     """
 
     consumer_group: str

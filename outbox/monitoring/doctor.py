@@ -40,8 +40,8 @@ from outbox.publishing.wakeup import TASK, count_waiting
 from outbox.relay.hosts import relay_targets
 from outbox.relay.transactions import find_lanes_ahead
 
-ALWAYS_ERRORS = {BROKER_AWAY, UNFIT}  # the doctor is run when all servers should be running, so here these are no warnings
-UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)
+ALWAYS_ERRORS = {BROKER_AWAY, UNFIT}  # errors here, not warnings: the doctor is run when all servers should be running
+UNREADABLE = (NotMigrated, TablesLocked, psycopg.Error)  # errors after which nothing can be read from a database
 
 
 def check() -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def check_configuration() -> Iterator[Finding]:
 
 
 def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Finding]:
-    """Return the messages of system checks that the project has not silenced."""
+    """Return, as findings, the problems that the outbox's system checks find and that the project has not silenced."""
     ours = tuple(f"{app.label}." for app in database.outbox_apps())
     return [
         Finding(
@@ -88,7 +88,8 @@ def _run_checks(tag: str, databases: Sequence[str] | None = None) -> list[Findin
 
 
 CONNECT_SECONDS = 5  # to Celery's server
-CLOCK_DIFFERENCE = timedelta(seconds=5)  # message ids contain the time of this host, leases that of the database
+# Message ids contain the time of this host, and leases the time of the database. A larger difference is reported.
+CLOCK_DIFFERENCE = timedelta(seconds=5)
 
 VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
 
@@ -168,8 +169,9 @@ def _missing_migrations(alias: str) -> dict[str, list[str]]:
     return missing
 
 
-# Messages are written and read through the partitioned table, so daily partitions need no grants; the DEFAULT partition is also
-# read directly. Sequences of identity columns need no grants either. In tables of extensions, maintenance only deletes rows.
+# The privileges that the current role lacks, each with its relations. Messages are written and read through the partitioned
+# table, so daily partitions need no grants; the DEFAULT partition is also read directly. Sequences of identity columns need no
+# grants either. The tables of extensions (`pruned`) need only those for maintenance, which deletes rows.
 MISSING_GRANTS = r"""
 SELECT privilege, array_agg(quote_ident(c.relname) ORDER BY c.relname)
 FROM pg_class c, unnest(CASE
@@ -228,11 +230,11 @@ def check_brokers() -> Iterator[Finding]:
 
 
 def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
-    """Yield a finding for each database that does not know all messages as sent that its relays committed at a broker."""
+    """Yield a finding for each database in which messages count as unsent although its relays committed them at a broker."""
     if not TransactionalSends.has(conf.broker_class(alias)):
         return
     with closing(conf.make_broker(alias)) as broker:
-        if not TransactionalSends.has(broker):  # its OPTIONS decide
+        if not TransactionalSends.has(broker):  # brokers of its class do so only with certain OPTIONS
             return
         for using in database.outbox_databases():
             try:
@@ -255,7 +257,7 @@ def _check_lanes(subject: str, alias: str) -> Iterator[Finding]:
             )
 
 
-WORKERS_ANSWER_SECONDS = 1.0  # each question takes this long, since the number of workers is not known
+WORKERS_ANSWER_SECONDS = 1.0  # each inspection takes this long, since Celery does not know how many workers will answer
 
 NO_WORKERS_HINT = (
     'Start a worker of Celery for this queue. If all relays are long-running, set OUTBOX["CELERY_WAKEUP"] = '
@@ -283,16 +285,16 @@ def check_wakeups() -> Iterator[Finding]:
 
 
 def _untaken_wakeups(app: Any, connection: Any, queue: str) -> Iterator[Finding]:
-    """Yield why no worker takes wakeups. If no worker answers at all, yield a finding only if tasks wait in the queue."""
+    """Yield a finding if no worker takes wakeups, or some do not know the task. No answer at all counts only if tasks wait."""
     workers = app.control.inspect(timeout=WORKERS_ANSWER_SECONDS, connection=connection)
     queues, tasks = workers.active_queues() or {}, workers.registered() or {}
-    takers = [worker for worker, read in queues.items() if queue in [reader["name"] for reader in read]]
+    takers = [worker for worker, consumed in queues.items() if queue in [entry["name"] for entry in consumed]]
     waiting = count_waiting(connection, queue)
     if not takers and (queues or waiting):
         text = f"{count(waiting, 'task')} in Celery's queue {queue!r}, and no worker that answers takes from it"
         yield Finding("outbox.no_worker", f"queue {queue!r}", text, NO_WORKERS_HINT)
-    elif ignorant := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
-        text = f"Celery's workers {', '.join(ignorant)} take from queue {queue!r} and discard {TASK}, which they do not know"
+    elif without_task := sorted(worker for worker in takers if TASK not in tasks.get(worker, [TASK])):
+        text = f"Celery's workers {', '.join(without_task)} take from queue {queue!r} and discard {TASK}, which they do not know"
         hint = 'Add "outbox" to the packages of app.autodiscover_tasks(), or call it without arguments.'
         yield Finding("outbox.no_worker", f"queue {queue!r}", text, hint)
 
@@ -321,11 +323,11 @@ def check_processes() -> Iterator[Finding]:
         live = statuses[target.database].live("relay", target.broker) if target.database in statuses else []
         if not all(process.error for process in live):
             yield _ok(f"relay of {target}", "sends heartbeats")
-    by_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
+    groups_of_beat = {str(argument) for entry in beat_entries(CONSUME) for argument in entry.get("args") or ()}
     for group in groups().values():
         subject = f"group {group.name!r}"
         is_reported = any((finding.id, finding.obj) == ("outbox.no_consumer", subject) for finding in attention)
-        for alias in group.brokers if group.using in statuses and group.name not in by_beat else ():
+        for alias in group.brokers if group.using in statuses and group.name not in groups_of_beat else ():
             live = statuses[group.using].live("consumer", alias, group.name)
             if not all(process.error for process in live):
                 yield _ok(f"consumer of {subject}, broker {alias!r}", "sends heartbeats")

@@ -34,6 +34,7 @@ CHUNK = 100  # bodies that are read at once
 
 FIRST_ID, LAST_ID = UUID(int=0), UUID(int=2**128 - 1)
 
+# Rows with the topic id 0 are tombstones, not messages.
 IS_ID = "SELECT EXISTS (SELECT FROM outbox_message WHERE id = %s AND topic_id <> 0)"
 IS_KEY_OR_ROW = """
 SELECT EXISTS (SELECT FROM outbox_message WHERE key = %(text)s AND key <> '' AND topic_id <> 0)
@@ -45,7 +46,7 @@ SELECT id FROM outbox_message WHERE (key = %(text)s AND key <> '' OR about = ANY
     AND id >= %(first)s AND id < %(end)s ORDER BY id DESC LIMIT %(limit)s
 """
 
-# The oldest message that is read, if the range has more than `MAX_MESSAGES_READ`.
+# The oldest message that a search by a field reads, if the range has more than `MAX_MESSAGES_READ`.
 FLOOR = "SELECT id FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id DESC OFFSET %s LIMIT 1"
 
 # Bodies that contain the name of the field and the value somewhere; JSON is parsed in Python, since PostgreSQL would fail at the
@@ -56,7 +57,7 @@ SELECT id, headers, body FROM outbox_message WHERE id >= %(first)s AND id < %(en
 ORDER BY id DESC LIMIT %(chunk)s
 """
 
-# Texts that every JSON encoder writes without escapes.
+# Texts of characters that every JSON encoder writes without escapes.
 PLAIN = re.compile(r"[A-Za-z0-9 _.:,@#*=()\[\]{}|!?;%$^~-]*")
 
 READ = """
@@ -76,7 +77,7 @@ class Search(msgspec.Struct, frozen=True):
     Args:
         id: the text, if it has the form of an id.
         about: the rows that the text can name, in the form of the column `about`.
-        path: the names that lead to a field of a body, from the top level; empty if the text names no field.
+        path: the names of the fields on the way to a field of a body, from the top level; empty if the text names no field.
         value: the value of the field as in JSON, but a string without its quotes.
     """
 
@@ -133,7 +134,7 @@ def parse(text: str) -> Search:
 
 
 def _rows(text: str) -> Iterator[str]:
-    """Yield the text unchanged; then, if it names a row in another form than `publish()` writes, that form."""
+    """Yield the text; if it names a row in another form than `publish()` does, then the form of `publish()`."""
     yield text
     label, colon, key = text.partition(":")
     try:
@@ -145,6 +146,7 @@ def _rows(text: str) -> Iterator[str]:
 
 
 def _key(model: type[Model], text: str) -> object:
+    """Return a primary key from its text; a composite key, which is written like a tuple, as a tuple of values."""
     fields = model._meta.pk_fields
     if not isinstance(model._meta.pk, CompositePrimaryKey):
         return text
@@ -159,7 +161,7 @@ def has_id(connection: Connection, search: Search) -> bool:
 
 def is_key_or_row(connection: Connection, search: Search) -> bool:
     """Return whether messages have a text as their key, or are about the row that it names."""
-    return bool(search.text) and _exists(connection, IS_KEY_OR_ROW, _indexed(search))
+    return bool(search.text) and _exists(connection, IS_KEY_OR_ROW, _texts(search))
 
 
 def is_field_search(connection: Connection, search: Search) -> bool:
@@ -183,7 +185,7 @@ def find(
         return Found([search.id])
     if is_field_search(connection, search):
         return find_by_field(connection, search, first=first, end=end, limit=limit)
-    return _find_indexed(connection, _indexed(search) | {"first": first, "end": end, "limit": limit + 1})
+    return _find_indexed(connection, _texts(search) | {"first": first, "end": end, "limit": limit + 1})
 
 
 def find_about(connection: Connection, row: Model, alias: str, *, limit: int) -> Found:
@@ -211,7 +213,7 @@ def find_by_field(
 
     Args:
         first, end: the range of ids.
-        may_read: returns whether the person may read a field, from the message's headers and the field's top-level name.
+        may_read: is called with a message's headers and the top-level name in the path; returns whether the user may read it.
     """
     deadline = time.monotonic() + MAX_SECONDS
     asked_end = end
@@ -272,7 +274,7 @@ def _needle(text: str, form: str) -> bytes:
     return form.format(text).encode() if PLAIN.fullmatch(text) else b""
 
 
-def _indexed(search: Search) -> dict[str, object]:
+def _texts(search: Search) -> dict[str, object]:
     return {"text": search.text, "about": list(search.about)}
 
 
@@ -287,11 +289,11 @@ def _find_indexed(connection: Connection, arguments: dict[str, object]) -> Found
 
 
 def _read_candidates(connection: Connection, seconds: float, arguments: dict[str, object]) -> list[tuple[UUID, str, bytes]]:
-    """Return the rows of `CANDIDATES`, with this timeout instead of the connection's."""
+    """Return the rows of `CANDIDATES`. The timeout of the connection is replaced by `seconds` for this query only."""
     with connection.transaction():
-        before = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
+        previous = connection.execute("SELECT current_setting('statement_timeout')").fetchone()
         set_to = "SELECT set_config('statement_timeout', %s, true)"
         connection.execute(set_to, [f"{max(1, int(seconds * 1000))}ms"])
         rows = connection.execute(CANDIDATES, arguments).fetchall()
-        connection.execute(set_to, before)
+        connection.execute(set_to, previous)
     return rows

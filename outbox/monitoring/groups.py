@@ -26,13 +26,14 @@ from outbox.monitoring.processes import ProcessStatus, is_replaced
 
 ANSWER_WITHIN_SECONDS = 3.0  # shorter than the timeouts of probes and scrapes
 PACE_WITHIN = timedelta(minutes=5)
-ROW_LIMIT = 10_000
-STOPPED_FOR_SECONDS = 600.0  # a group that is idle for a shorter time may be stopped only for a deployment
-KNOWN_AFTER_SECONDS = 30.0  # a server may report a new group late
+ROW_LIMIT = 10_000  # the newest inbox rows, from which paces are computed
+STOPPED_FOR_SECONDS = 600.0  # after a shorter idle time, a group's consumers may just be restarting during a deployment
+KNOWN_AFTER_SECONDS = 30.0  # a server may take this long to report a group whose first consumer has started
 MIN_SECONDS = 30.0  # a pace over less time is not reliable
 
-# The pace of each group, from the newest inbox rows, along the index of their times: how many messages it has handled or ignored
-# in how many seconds, how many of them it has ignored, and how long ago the last one was.
+# The pace of each group in each topic, from the newest inbox rows, read along the index of their times. `ended` is the number of
+# messages that the group has handled or ignored within the window, `ignored` the number of those that it has ignored, and
+# `seconds` the age of the first of them. `idle_seconds` is the age of the group's last row, which may be older than the window.
 PACES = """
 WITH newest AS MATERIALIZED (
     SELECT consumer_group, topic, delivery_count, extract(epoch FROM clock_timestamp() - handled_at)::float8 AS seconds
@@ -58,7 +59,7 @@ class TopicProgress(msgspec.Struct, frozen=True):
 
     Args:
         idle_seconds: seconds since the group handled a message of the topic; None if that is too long ago to be found.
-        waits_seconds: seconds for which a message has waited since the group handled its last one; None if unknown.
+        waits_seconds: seconds since the first send after the group's last handled message; None if no such send is known.
         per_minute, ignored_per_minute: messages of the topic that the group has handled, and that it has ignored without a
             handler, per minute in the last minutes.
         is_gone: the group has handled messages of the topic, but the broker no longer knows the group there.
@@ -119,11 +120,12 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct, frozen=True):
     """
-    The facts about all groups that the database has.
+    What the database knows about all groups.
 
     Args:
-        paces, deferred: (group, topic) -> row of `PACES`, and count.
-        sends: topics of the newest sends, and how many seconds ago each was.
+        paces: (group, topic) -> row of `PACES`.
+        deferred: (group, topic) -> count of its deferred messages.
+        sends: for each of the newest sends, its topic, and the seconds since then.
     """
 
     paces: dict[tuple[str, str], Any]
@@ -168,7 +170,7 @@ def _read_facts(connection: Connection, deferred: Iterable[DeferredCount]) -> _F
 
 
 def _complete(answer: GroupStatus, group: Group, facts: _Facts, processes: Sequence[ProcessStatus]) -> GroupStatus:
-    """Return a broker's answer about a group, with the facts that the database has."""
+    """Return the status of a group: a broker's answer, completed with the facts from the database."""
     alias = answer.broker
     served = {topic for topic, settings in conf.settings().topics.items() if settings.broker == alias}
     deferred = {topic: count for (name, topic), count in facts.deferred.items() if name == group.name and topic in served}
@@ -198,8 +200,8 @@ def _without_code(connection: Connection, stored: Mapping[str, Collection[str]])
     for alias in sorted({topic.broker for topic in conf.settings().topics.values()}):
         with suppress(ConfigurationError):  # its client is not installed, which check E003 reports
             kind = conf.broker_class(alias)
-            has_same_tables = issubclass(kind, StoredInDatabase) and alias not in stored  # as another broker, which is asked
-            if not issubclass(kind, Receives) or has_same_tables:
+            shares_tables = issubclass(kind, StoredInDatabase) and alias not in stored  # with another broker, which is asked
+            if not issubclass(kind, Receives) or shares_tables:
                 continue
             of_broker = {group for group in stored.get(alias, ()) if group not in groups()}
             yield from ((name, alias) for name in sorted(known | of_broker))
@@ -215,13 +217,13 @@ def _unhandled(group: Group, answer: GroupStatus, facts: _Facts, recent: Sequenc
     Return the number of waiting messages of each topic that neither this process nor a recent consumer handles.
 
     Args:
-        recent: the consumers with a row, of any broker, without those that were replaced.
+        recent: the group's consumers at any broker that have sent a heartbeat and not deregistered, without replaced ones.
     """
-    wanted = {*group.topics, *(topic for process in recent for topic in process.topics)}
-    if not any(not process.is_silent for process in recent):
+    handled_topics = {*group.topics, *(topic for process in recent for topic in process.topics)}
+    if not any(not process.is_silent for process in recent):  # then also topics that the group handled recently
         paces = [(topic, pace) for (name, topic), pace in facts.paces.items() if name == group.name]
-        wanted |= {topic for topic, pace in paces if pace.idle_seconds < STOPPED_FOR_SECONDS}
-    return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in wanted}
+        handled_topics |= {topic for topic, pace in paces if pace.idle_seconds < STOPPED_FOR_SECONDS}
+    return {topic: waiting for topic, waiting in answer.waiting.items() if waiting and topic not in handled_topics}
 
 
 def _per_minute(paces: Sequence[Any]) -> float:
@@ -236,12 +238,12 @@ def _progress(topic: str, facts: _Facts, answer: GroupStatus, live: Sequence[Pro
     idle = pace.idle_seconds if pace else None
     is_known = any(topic in process.topics and process.age_seconds > KNOWN_AFTER_SECONDS for process in live)
     is_gone = is_known and pace is not None and topic not in answer.waiting and answer.can_tell and not answer.trouble
-    ended = _per_minute([pace] if pace else [])
-    ignored = ended * pace.ignored / pace.ended if pace and pace.ended else 0.0
-    waits = None
+    total_per_minute = _per_minute([pace] if pace else [])
+    ignored_per_minute = total_per_minute * pace.ignored / pace.ended if pace and pace.ended else 0.0
+    waits_seconds = None
     if conf.topic_settings(topic).type is not TopicType.DELAY:
-        waits = max((age for name, age in facts.sends if name == topic and (idle is None or age < idle)), default=None)
-    return TopicProgress(idle, waits, is_gone, ended - ignored, ignored)
+        waits_seconds = max((age for name, age in facts.sends if name == topic and (idle is None or age < idle)), default=None)
+    return TopicProgress(idle, waits_seconds, is_gone, total_per_minute - ignored_per_minute, ignored_per_minute)
 
 
 def _brokers_of(group: Group) -> list[str]:
@@ -269,7 +271,11 @@ def _ask_brokers(wanted: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Gro
 
 
 class _Request(threading.Thread):
-    """A thread that asks a broker for its groups. `answers` grows while it runs; it does not keep the process from exiting."""
+    """
+    A thread that asks a broker about groups, one after the other. It does not keep the process from exiting.
+
+    While it runs, `answers` may be read: until a group's answer has come, its entry says that there was none in time.
+    """
 
     def __init__(self, alias: str, names: Sequence[str]) -> None:
         super().__init__(name=f"outbox status of broker {alias!r}", daemon=True)

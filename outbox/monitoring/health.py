@@ -15,7 +15,7 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.status import is_read_only
 from outbox.relay.hosts import databases
 
-STATEMENT_SECONDS = 3  # a usual timeout of load balancers
+STATEMENT_SECONDS = 3  # the timeout of each statement, as short as usual timeouts of load balancers
 
 
 class Health(StrEnum):
@@ -24,7 +24,7 @@ class Health(StrEnum):
     OK = "ok"
     NEEDS_ATTENTION = "needs attention"  # `manage.py outbox_status` lists it
     UNREACHABLE = "unreachable"
-    UNFIT = "unfit"  # it has no tables of the outbox, or those of another project, or is a replica
+    UNFIT = "unfit"  # it is a replica, has no tables of the outbox, or has tables of another project
     READ_ONLY = "read only"
 
 
@@ -32,7 +32,7 @@ def readiness() -> dict[str, Health]:
     """
     Return for each database whether this process can publish to it: OK, UNREACHABLE, UNFIT or READ_ONLY.
 
-    Nothing is written, so a full disk is not noticed.
+    NEEDS_ATTENTION means that a lock or a timeout stopped the query. Nothing is written, so a full disk is not noticed.
     """
     return {alias: _ask(alias, is_read_only, Health.READ_ONLY) for alias in databases()}
 
@@ -43,7 +43,7 @@ def health() -> dict[str, Health]:
 
 
 def _ask(alias: str, question: Callable[[Connection], object], trouble: Health) -> Health:
-    """Return the health of a database: `trouble` if the question is answered with a true value."""
+    """Return the health of a database: `trouble` if the answer to `question` is true or not empty."""
     try:
         with connected(alias, "outbox health", statement_seconds=STATEMENT_SECONDS) as connection:
             return trouble if question(connection) else Health.OK

@@ -34,7 +34,7 @@ DEFERRED_STATES = ("waiting", "asleep", "in_doubt", "held", "dead")
 
 
 class OutboxCollector(Collector):
-    """Reads all metrics at each scrape; for a database or broker that cannot be reached, its `..._up` metric is 0."""
+    """Reads all metrics at each scrape. The `..._up` metric of a database or broker that cannot be reached is 0."""
 
     def describe(self) -> Iterable[Metric]:
         """Return no metrics, so that registering the collector reads nothing."""
@@ -45,12 +45,12 @@ class OutboxCollector(Collector):
         up = _gauge("outbox_database_up", "Whether the database can be reached.", "database")
         for alias, answer in answers.items():
             up.add_metric([alias], answer is not None)
-        known = [answer for answer in answers.values() if answer is not None]
-        statuses = [status for status, _ in known]
+        readable = [answer for answer in answers.values() if answer is not None]
+        statuses = [status for status, _ in readable]
         yield up
         yield from _topics(statuses)
         yield from _processes(statuses)
-        yield from _findings(known)
+        yield from _findings(readable)
         yield from _groups(statuses)
         yield from _deferred(statuses)
 
@@ -97,12 +97,12 @@ def _processes(statuses: list[Status]) -> Iterator[Metric]:
     return iter((running, breakers))
 
 
-def _findings(known: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
+def _findings(readable: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
     findings = _gauge("outbox_findings", "What needs attention; gone when its cause is.", "database", "id", "level", "subject")
     missing = _gauge("outbox_missing_numbers", "Messages that a consumer group misses.", "database", "consumer_group", "topic")
     parked = _gauge("outbox_parked_halves", "Half messages whose check-backs have stopped.", "database", "topic")
     answers = _gauge("outbox_check_backs", "Check-backs of the last hour, by answer.", "database", "answer")
-    for status, attention in known:
+    for status, attention in readable:
         for answer, number in status.check_backs.items():
             answers.add_metric([status.database, answer], number)
         for labels, number in Counter((str(finding.id), finding.level_name, str(finding.obj)) for finding in attention).items():
@@ -117,14 +117,14 @@ def _findings(known: list[tuple[Status, list[Finding]]]) -> Iterator[Metric]:
 def _groups(statuses: list[Status]) -> Iterator[Metric]:
     up = _gauge("outbox_backlog_up", "Whether the broker of the group can be reached.", "consumer_group", "broker")
     live = _gauge("outbox_consumers", "Consumers with a recent heartbeat.", "consumer_group", "broker")
-    lag = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
+    backlog = _gauge("outbox_backlog_messages", "Messages that wait for a group.", "consumer_group", "broker", "topic")
     for group in (group_status for status in statuses for group_status in status.groups):
         labels = [group.consumer_group, group.broker]
         up.add_metric(labels, not group.trouble)
         live.add_metric(labels, group.consumers)
         for topic, number in group.waiting.items():
-            lag.add_metric([*labels, topic], number)
-    return iter((up, live, lag))
+            backlog.add_metric([*labels, topic], number)
+    return iter((up, live, backlog))
 
 
 def _deferred(statuses: list[Status]) -> Iterator[Metric]:

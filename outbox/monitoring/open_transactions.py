@@ -50,8 +50,8 @@ class DatabaseSession(msgspec.Struct, frozen=True):
     A session of PostgreSQL, as `pg_stat_activity` has it.
 
     Args:
-        pid: of the server's process; 0 for a prepared transaction, which has no session.
-        client: its address, with its host name if the server looks names up; empty for a socket on the server.
+        pid: the id of the server's process; 0 for a prepared transaction, which has no session.
+        client: the client's address, with its host name if the server looks names up; empty for a socket on the server.
         state: active, idle in transaction, …
         query: its statement, or the last one while it is idle, with the values in it.
         open_seconds: seconds since its transaction began; None if it has none, or the time is hidden.
@@ -102,7 +102,7 @@ def _source_of(token: str) -> str:
 
 
 def _read(source: str, message_ids: Collection[str]) -> dict[str, Sessions]:
-    """Return the sessions of messages of one database."""
+    """Return the sessions of messages whose tokens name one source, or why they are unknown."""
     alias = alias_of(str(Token(source, 0, 1, 1)), otherwise="")
     if not alias:
         return dict.fromkeys(message_ids, f"No database of this project with the source {source} answers.")

@@ -20,6 +20,7 @@ from outbox.database.heartbeats import BY_CELERY, SILENT_AFTER, Handling
 HANGS_AFTER = timedelta(minutes=1)
 UNKNOWN_INTERVAL = timedelta(minutes=2)
 
+# A subscription is a topic, a subject and a tag, joined by chr(31). Processes with the same work are in adjacent rows.
 PROCESSES = """
 SELECT kind, host, pid, broker, server, consumer_group, lane, breaker, note,
     ARRAY(SELECT DISTINCT split_part(one, chr(31), 1) FROM unnest(subscriptions) one ORDER BY 1) AS topics,
@@ -36,8 +37,9 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     A process that sent its last heartbeat `silent_seconds` ago, and its first one `age_seconds` ago.
 
     Args:
-        errors: the current errors of its loops, by the name of the loop; an error of the loop named like its kind stops its work.
-        handling: the handler of a consumer that has been running for the longest time.
+        errors: name of a loop -> its current error. While the loop that is named like `kind` has one, the process does no work.
+        handling: of a consumer, the handler that has been running for the longest time, and its message.
+        note: the kind of program that runs it: `BY_CELERY`, "long-running", …
         topics: the topics for which a consumer has handlers.
         server: the server that the settings of the process name for the broker; "" if it is not known.
         refusals: topic -> why a consumer cannot receive from it as configured.
@@ -109,21 +111,22 @@ def _process(row: dict[str, Any]) -> ProcessStatus:
 
 def _beats_within(process: ProcessStatus) -> float:
     """
-    Return the seconds without a heartbeat after which a process of Celery counts as silent: two intervals of beat.
+    Return the seconds without a heartbeat after which a process of Celery counts as silent.
 
-    A task serves one broker after the other, so with several brokers, the others may use up the whole time of the task first.
+    These are two intervals of beat, `SILENT_AFTER`, and with several brokers the maximum duration of a task, since a task serves
+    one broker after the other.
     """
     settings = conf.settings()
     is_consumer = process.kind == "consumer"
     task, task_time = (CONSUME, settings.consumer.task_time) if is_consumer else (SWEEP, settings.relay.task_time)
     arguments = (process.consumer_group,) if process.consumer_group else ()
     entries = [entry for entry in beat_entries(task) if tuple(entry.get("args") or ()) == arguments]
-    # A group of another service is in the schedule of that service's beat, which this process does not know.
+    # The beat of another service may consume for the group, with a schedule that this process does not know.
     is_elsewhere = is_consumer and not (process.consumer_group in groups() and beat_entries(SWEEP))
-    unknown = UNKNOWN_INTERVAL.total_seconds() if is_elsewhere and not entries else 0.0
-    interval = max((seconds_between(entry["schedule"]) for entry in entries), default=unknown)
-    is_shared = len({topic.broker for topic in settings.topics.values()}) > 1
-    return SILENT_AFTER.total_seconds() + 2 * interval + task_time.total_seconds() * is_shared
+    default_interval = UNKNOWN_INTERVAL.total_seconds() if is_elsewhere and not entries else 0.0
+    interval = max((seconds_between(entry["schedule"]) for entry in entries), default=default_interval)
+    has_several_brokers = len({topic.broker for topic in settings.topics.values()}) > 1
+    return SILENT_AFTER.total_seconds() + 2 * interval + task_time.total_seconds() * has_several_brokers
 
 
 def is_replaced(silent: ProcessStatus, processes: Sequence[ProcessStatus]) -> bool:

@@ -34,7 +34,7 @@ class Promise(msgspec.Struct, frozen=True):
     The promises about the messages of a topic, a sentence each.
 
     Args:
-        how_often: how often readers see a published message.
+        how_often: how often readers see a published message; `published` is the sentence about it.
     """
 
     how_often: SendGuarantee

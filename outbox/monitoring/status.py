@@ -31,10 +31,11 @@ from outbox.relay.maintenance import overdue
 FAILURES_WITHIN = timedelta(hours=1)
 FAILURES_SHOWN = 20
 
-# Tickets are counted along an index, up to a million; batches along the partial indexes of unfinished and of dead batches. All
-# counts are numbers of messages, and a message that was split off counts in its current batch. Ages are by the database's clock;
-# if a message row is gone, by the time in its id, which is by its publisher's clock. A topic that messages refer to and that has
-# no row is named by its id. The topic ids of tickets are read in steps along the index, since there may be very many tickets.
+# The topics, each with the numbers of its messages in each state that is not final, and of dead ones. Tickets are counted along
+# an index, up to a million; batches are read along the partial indexes of unfinished and of dead batches. A message that was
+# split off counts in its current batch. A topic that messages refer to, but that has no row, is named by its id; since there may
+# be very many tickets, their topic ids are read in steps along the index (`waiting`). The age of a message is by the database's
+# clock; if the message row is gone, it is computed from the message's id, which contains a time of the publisher's clock.
 TOPICS = f"""
 WITH RECURSIVE waiting (topic_id) AS (
     SELECT min(topic_id) FROM outbox_ticket UNION ALL
@@ -76,8 +77,9 @@ FROM (
 ) topic ORDER BY name
 """
 
-# Messages that groups ignored in the last hour, at most 1,000, and that no group of this database has handled or deferred, and no
-# operator has discarded.
+# The messages of the newest 1,000 inbox rows of the last hour that say that a group ignored a message (delivery count 0), each
+# with these groups. Messages that another group of this database has handled or deferred, or that an operator has discarded, are
+# left out.
 IGNORED = """
 WITH ignored AS MATERIALIZED (
     SELECT message_id, consumer_group FROM outbox_inbox
@@ -97,7 +99,7 @@ SELECT consumer_group, topic, count(*) AS gaps, sum(last_number - first_number +
 FROM outbox_gap WHERE closed_at IS NULL GROUP BY 1, 2 ORDER BY 1, 2
 """
 
-# Topics that are not sent because of the broker's configuration, not because of a message.
+# Topics with a batch whose last send failed because the broker, and not a message, is configured wrongly; each with an error.
 MISCONFIGURED = f"""
 SELECT t.name, max(b.last_error) FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id
 WHERE b.state = {State.RELEASED} AND EXISTS (
@@ -121,21 +123,23 @@ SELECT answer, count(*) FROM outbox_check_back WHERE answered_at > clock_timesta
 
 IS_READ_ONLY = "SELECT current_setting('transaction_read_only') = 'on'"
 
-# Whether there are strays, and whether the database is read-only.
+# Whether messages are in the DEFAULT partition (strays), and whether the database is read-only.
 STRAYS = f"SELECT EXISTS (SELECT FROM outbox_message_default), ({IS_READ_ONLY})"
 
 
 class TopicStatus(msgspec.Struct, frozen=True):
     """
-    The status of a topic: counts of its messages that are not sent yet.
+    The status of a topic, with the numbers of its messages in each state before SENT, and of dead ones.
 
     Args:
         paused_seconds: for how long it has been paused; None if it is not, or the time was not recorded.
-        prepared: decided messages whose half messages are being committed, or await a check-back.
+        waiting, delayed, claimed, dead: numbers of messages in these states.
+        released: number of messages that were not sent and are claimed again, because they failed or their relay stopped.
+        prepared: number of decided messages whose half messages are being committed, or await a check-back.
         has_sent: whether a message of the topic was ever claimed.
         oldest_id, oldest_seconds: id and age of the oldest message that is to be sent now; None if there is none.
-        failures: the highest number of counted failures of a batch.
-        error: the broker's last answer about a message that is to be sent again; "" if there is none.
+        failures: the highest number of counted failures of an unfinished batch.
+        error: the last error of the newest released batch that has failed; "" if there is none.
     """
 
     name: str
@@ -159,7 +163,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
 
     @property
     def pause(self) -> str:
-        """A text that it is paused, by whom, for how long and why, as far as known; "" if it is not paused."""
+        """A text that says by whom, for how long and why the topic is paused, as far as known; "" if it is not paused."""
         return pause(self.paused_by, self.paused_seconds, self.pause_reason) if self.is_paused else ""
 
     @property
@@ -169,7 +173,7 @@ class TopicStatus(msgspec.Struct, frozen=True):
 
 
 class IgnoredType(msgspec.Struct):
-    """The number of messages of a type in the last hour that no group of a database handled; groups that had no handler."""
+    """Messages of a type that came in the last hour and that no group of a database handled. `groups` had no handler for it."""
 
     topic: str
     type: str
@@ -178,7 +182,7 @@ class IgnoredType(msgspec.Struct):
 
 
 class GapStatus(msgspec.Struct, frozen=True):
-    """The open gaps of a group in a topic: their count, the count of missing numbers, and seconds since the first was found."""
+    """The open gaps of a group in a topic, with the count of missing numbers, and the seconds since the first gap was found."""
 
     consumer_group: str
     topic: str
@@ -241,7 +245,7 @@ class Status(msgspec.Struct, frozen=True):
         return [process for process in self.processes if process.does == (kind, broker, group)]
 
     def live(self, kind: str, broker: str, group: str = "") -> list[ProcessStatus]:
-        """Return the same processes without the silent ones."""
+        """Return the processes of a kind, broker and consumer group that are not silent, the newest heartbeat first."""
         return [process for process in self.processes_of(kind, broker, group) if not process.is_silent]
 
 
@@ -277,7 +281,7 @@ def read_status(connection: Connection, alias: str) -> Status:
 
 
 def _read_topics(connection: Connection) -> list[TopicStatus]:
-    """Return the topics that have a row, and those that only messages refer to; settings have the names of most of the latter."""
+    """Return topics that have a row, or that messages refer to; without a row, with name and broker from settings, if known."""
     topic_statuses = connection.cursor(row_factory=class_row(TopicStatus)).execute(TOPICS).fetchall()
     names = {f"#{topic_number(name)}": name for name in conf.settings().topics}
     for index, topic in enumerate(topic_statuses):
@@ -293,9 +297,10 @@ def is_read_only(connection: Connection) -> bool:
 
 def _read_brokers(connection: Connection, alias: str) -> dict[str, tuple[dict[str, int], list[str]]]:
     """
-    Return the status of brokers that are stored in this database; of brokers that share tables, only of the first.
+    Return the status of each broker that is stored in this database; of brokers that share tables, only of the first.
 
-    It is topic -> number of half messages whose check-backs have stopped, and the groups for which the broker keeps messages.
+    A status has two parts: topic -> number of half messages whose check-backs have stopped, and the groups for which the broker
+    keeps messages. Both are empty for a broker that is stored in another database.
     """
     broker_statuses: dict[str, tuple[dict[str, int], list[str]]] = {}
     for name in sorted({topic.broker for topic in conf.settings().topics.values()}):
@@ -338,16 +343,17 @@ def _read_ignored(connection: Connection) -> list[IgnoredType]:
 
 
 MINUTES = 60
-ROW_LIMIT = 50_000  # of messages, and of inbox rows, that are read for a chart
+ROW_LIMIT = 50_000  # a chart reads at most this many messages, and this many inbox rows
 
-# The newest messages by the time in their ids (uuid7), by the primary key.
+# The number of messages published in each minute, by the time in their ids (uuid7). The newest are read along the primary key.
 PUBLISHED = """
 SELECT least(%(last)s, (('x' || translate(left(id::text, 13), '-', ''))::bit(48)::bigint - %(start)s) / 60000)::int, count(*)
 FROM (SELECT id FROM outbox_message WHERE id >= %(first_id)s ORDER BY id DESC LIMIT %(limit)s) newest
 GROUP BY 1 ORDER BY 1
 """
 
-# The newest inbox rows, by the index of their times. A message counts once for each group.
+# The number of messages handled in each minute, once for each group. The newest inbox rows are read along the index of their
+# times.
 HANDLED = """
 SELECT least(%(last)s, floor(extract(epoch FROM handled_at - %(begin)s) / 60))::int, count(*)
 FROM (

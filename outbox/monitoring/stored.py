@@ -1,7 +1,8 @@
 """
 Read stored messages as consumers will: unsent, dead and deferred messages, and those of brokers that are stored in a database.
 
-A message that this code cannot read becomes a dead letter when it is delivered. So read them before a deployment.
+A message that this code cannot read becomes a dead letter when it is delivered. So the doctor, and
+`outbox_schema --against-database` before a deployment, read stored messages in advance.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from outbox.monitoring.connection import connected
 from outbox.monitoring.text import count
 
 PAGE = 100  # bodies that are read at once
-SAMPLE = 1000  # messages of a list: the oldest, and a page of the newest
+SAMPLE = 1000  # messages that are read of each list: the oldest ones, and the newest `PAGE`
 MAX_PROBLEMS = 100  # other kinds of problems are counted together
 
 TOPICS = "SELECT id FROM outbox_topic ORDER BY id"
 
-# Pages of keys and message ids, each in the order of an index on the key. The key of a message in a batch is made of the batch's
-# id and the message's position in it.
+# These return a page of keys and message ids behind the key `after`, in the order of an index on the key. The key of a message in
+# a batch is made of the batch's id and the message's position in it.
 WAITING = """
 SELECT pos, message_id FROM outbox_ticket WHERE topic_id = %(topic)s AND pos > %(after)s ORDER BY pos {order} LIMIT %(limit)s
 """
@@ -54,6 +55,7 @@ SELECT id, consumer_group, topic, own_id, headers, body FROM outbox_deferred
 WHERE (dead_at IS NOT NULL) = %(is_dead)s AND id > %(after)s ORDER BY id {order} LIMIT %(limit)s
 """
 
+# Topics, headers and bodies of messages. If a dead message has lost its message row, its copy is read.
 BODIES = """
 SELECT m.id, t.name, m.headers, m.body FROM outbox_message m JOIN outbox_topic t ON t.id = m.topic_id
 WHERE m.id = ANY(%(ids)s) AND m.topic_id <> 0
@@ -73,7 +75,7 @@ class Unreadable(NamedTuple):
     Args:
         noun: their kind, in the singular: "waiting message", "dead letter".
         group: the group that is to get them; "" for all.
-        problem: the problem, without details that differ between messages.
+        problem, hint: the problem, without details that differ between messages; what to do about it.
     """
 
     noun: str
@@ -90,7 +92,7 @@ class Readings(msgspec.Struct):
 
     Args:
         read: noun -> number of messages that were read.
-        cut: nouns of which there are more messages than were read.
+        cut: nouns of lists that have, or may have, more messages than were read.
         foreign: number of messages for which this code has neither a handler nor a message type.
         unreadable: kind of unreadable messages -> their number; the problem and the id of the first one.
     """
@@ -119,7 +121,7 @@ class Readings(msgspec.Struct):
 Progress = Callable[[str, int], None]
 
 
-# The class of brokers that share tables, their OPTIONS, and the topics of all of them.
+# Brokers of one class, which share tables: the class, the OPTIONS of the first broker, and the topics of all of them.
 _StoredBroker = tuple[type[StoredInDatabase], Mapping[str, Any], list[TopicSpec]]
 
 
@@ -136,7 +138,7 @@ def read_stored(
 
     Args:
         everything: read all messages, page by page, so that the use of memory does not grow.
-        progress: called after each page with the noun of the messages, and the number read until then.
+        progress: called after each `PAGE` messages of a noun, with the noun and the number read until then.
         limits: keyword arguments of `connected`.
 
     Raises:
@@ -150,8 +152,8 @@ def read_stored(
         lists = list(_lists(connection)) if has_outbox else []
         for kind, options, topics in _stored_brokers().get(alias, ()):
             lists += kind.list_stored(options, topics, connection)
-        for noun, read in lists:
-            for delivery in _deliveries(noun, read, readings, everything=everything):
+        for noun, read_page in lists:
+            for delivery in _deliveries(noun, read_page, readings, everything=everything):
                 _read_into(readings, noun, delivery)
                 if readings.read[noun] % PAGE == 0:
                     progress(noun, readings.read[noun])
@@ -177,16 +179,16 @@ def _stored_brokers() -> dict[str, list[_StoredBroker]]:
     return {alias: list(shared.values()) for alias, shared in brokers_of.items()}
 
 
-def _deliveries(noun: str, read: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
+def _deliveries(noun: str, read_page: ReadPage, readings: Readings, *, everything: bool) -> Iterator[Delivery]:
     """Yield all messages of a list; or its oldest, and a page of its newest."""
     after, remaining = None, SAMPLE - PAGE
     while everything or remaining > 0:
-        page = read(after, PAGE, False)
+        page = read_page(after, PAGE, False)
         yield from (delivery for _, delivery in page if delivery is not None)
         if len(page) < PAGE:
             return
         after, remaining = page[-1][0], remaining - PAGE
-    newest = read(after, PAGE, True)
+    newest = read_page(after, PAGE, True)
     yield from (delivery for _, delivery in newest if delivery is not None)
     if len(newest) == PAGE:
         readings.cut.add(noun)
@@ -227,8 +229,8 @@ def _read_deferred(
 
 
 def _delivery(group: str, topic: str, message_id: object, headers: str, body: bytes) -> Delivery:
-    read = read_headers(headers)
-    return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=read.get(Header.TAG, ""), headers=read)
+    parsed = read_headers(headers)
+    return Delivery(group, topic, str(message_id), bytes(body), receipt="", tag=parsed.get(Header.TAG, ""), headers=parsed)
 
 
 class _Reading(enum.Enum):
@@ -257,7 +259,8 @@ def _read_into(readings: Readings, noun: str, delivery: Delivery) -> None:
 
 def _read_for_groups(delivery: Delivery) -> _Reading:
     """
-    Decode a message as its group does; without a group, as all groups do that read its topic; without a handler, by its type.
+    Decode a message as the group that gets it does. If it is for no particular group, decode it as each group that reads its
+    topic does; if none of them has a handler for it, as the message type that it names.
 
     Raises:
         UnreadableBody, UnknownMessageType: a consumer would raise it.

@@ -31,8 +31,9 @@ SELECT message.topic, coalesce(topic.broker, ''), message.state, message.created
 FROM outbox_message_state message LEFT JOIN outbox_topic topic ON topic.id = message.topic_id WHERE message.id = %s
 """
 
-# Batches that hold a message, or held it before it was split off. The newest message of such a batch is the message itself or one
-# that is only slightly newer, so 500 batches along the index of newest ids are more than enough.
+# Batches that contain a message, or from which it was split off (`has_left`). The newest message of such a batch is the message
+# itself or only slightly newer. So it is enough to read 500 batches along the index of their newest ids, from the message's id
+# on.
 BATCHES = """
 SELECT id, lane, first_seq + position - 1 AS number, half_ids[position] AS half_id, position::smallint = ANY(split) AS has_left,
     state, attempt, failures, claimed_at, decided_at, sent_at, due_at, last_error
@@ -47,10 +48,10 @@ SELECT failed_at, verdict, reason, batch_id, attempt FROM outbox_failed_send
 WHERE batch_id = ANY(%(batches)s) AND %(id)s::uuid = ANY(message_ids) ORDER BY id + 0 DESC LIMIT 50
 """
 
-UNPROVEN = "unproven"  # the verdict on a message that may have been published
+UNPROVEN = "unproven"  # the verdict on a message of which it is unknown whether it was published
 
-# The newest rows of other tables. Each SELECT must find the message by an index and sort the result, so ORDER BY has expressions
-# for which there is no index: otherwise the planner may scan all rows in the order of time.
+# The newest rows about a message in other tables. Each SELECT must find the message by an index and sort the result, so ORDER BY
+# has expressions for which there is no index: otherwise the planner may scan all rows in the order of time.
 RECORDS = """
 (SELECT 'check-back' AS kind, answered_at AS at, asked_by AS who, asked AS count, answer AS outcome, reason AS text,
     '' AS traceback, half_id, sent_answer, '' AS acted_by
@@ -117,7 +118,7 @@ class Timeline(msgspec.Struct, frozen=True):
     Args:
         state: as in `outbox_message_state`.
         entries: in the order of time.
-        ended: its state in the groups that know it and have not handled it: deferred, dead letter or discarded.
+        ended: the groups that know the message and have not handled it, each with deferred, dead letter or discarded.
     """
 
     topic: str
@@ -155,7 +156,7 @@ def read_timeline(using: str, message_id: UUID) -> Timeline | None:
 
 
 def _of_batch(batch: Any) -> Iterator[TimelineEntry]:
-    """Yield the entries of a batch; of a batch that the message has left, only its claim."""
+    """Yield the entries of a batch; only the claim if the message was split off from it later."""
     numbered = "" if batch.number is None else f" as number {batch.number} of lane {batch.lane}"
     again = "" if batch.attempt == 1 else f"; it is at attempt {batch.attempt}"
     if batch.claimed_at:
@@ -188,7 +189,7 @@ def _failed_sends(connection: Connection, message_id: UUID, batches: Sequence[in
 
 
 def _of_record(record: Any) -> TimelineEntry:
-    nth = f"delivery {record.count}" if record.count > 1 else ""
+    delivery = f"delivery {record.count}" if record.count > 1 else ""
     entry = TimelineEntry(record.at, "", who=record.who)
     match record.kind:
         case "check-back":
@@ -199,7 +200,7 @@ def _of_record(record: Any) -> TimelineEntry:
         case "inbox":
             if record.count == 0:
                 return replace(entry, what="Ignored", text="the group had no handler for it")
-            return replace(entry, what="Handled", text=nth, severity=Severity.GOOD)
+            return replace(entry, what="Handled", text=delivery, severity=Severity.GOOD)
         case "delivery":
             text = f"delivery {record.count}: {record.text}"
             return replace(entry, what="Failed", text=text, traceback=record.traceback, severity=Severity.BAD)
@@ -211,17 +212,17 @@ def _of_record(record: Any) -> TimelineEntry:
             what, severity = ACTS[record.outcome]
             return replace(entry, what=what, text=record.text, severity=severity, by=record.acted_by)
         case "duplicate":
-            return replace(entry, what="Dropped as a duplicate", text=nth)
+            return replace(entry, what="Dropped as a duplicate", text=delivery)
         case _:
             return replace(entry, what="Dead", text=record.text, severity=Severity.BAD)
 
 
 def _stored(message_id: UUID, broker: str, half_ids: set[str]) -> Iterator[TimelineEntry]:
-    """Yield the copies of a broker that is stored in a database."""
+    """Yield the entries of a message's copies at its broker, and of its half messages, if the broker is stored in a database."""
     if broker in conf.settings().brokers and issubclass(kind := conf.broker_class(broker), StoredInDatabase):
         home = conf.database_of_broker(broker)
         for copy in kind.read_copies(home, database.raw(home), str(message_id), sorted(half_ids)):
-            if copy.stored_at is not None:  # copies in tables always have a time
+            if copy.stored_at is not None:  # always, since the copies are in tables
                 yield from _of_copy(copy, copy.stored_at)
 
 

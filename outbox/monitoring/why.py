@@ -20,6 +20,7 @@ from outbox.monitoring.attention import hangs, no_answer, no_consumer, no_relay,
 from outbox.monitoring.processes import ProcessStatus, read_processes
 from outbox.monitoring.text import age, count, pause
 
+# A message with its topic, batch and ticket. The owner of a batch is the number of the lane whose relay claimed it.
 MESSAGE = """
 SELECT current.state, current.topic_id, current.topic, coalesce(topic.broker, '') AS broker, coalesce(topic.type, '') AS type,
     coalesce(topic.paused, false) AS is_paused, coalesce(topic.paused_by, '') AS paused_by,
@@ -36,7 +37,9 @@ LEFT JOIN outbox_batch batch ON batch.id = current.batch_id LEFT JOIN outbox_tic
 WHERE current.id = %s
 """
 
-# The first message of the same key that is not sent: in an unfinished or dead batch, or with an earlier ticket.
+# The first unsent message before the message `id` with the same topic and order key: in an unfinished or dead batch, otherwise
+# with an earlier ticket. If the message itself is in a batch, only batches before it count. A batch that was split off is in the
+# order of `origin_id`, the batch that it was split off from.
 HEAD = f"""
 SELECT id FROM (
     SELECT 0 AS rank, coalesce(b.origin_id, b.id) AS claim, b.first_seq AS seq,
@@ -49,9 +52,11 @@ SELECT id FROM (
 ) earlier WHERE id <> %(id)s ORDER BY rank, claim, seq LIMIT 1
 """
 
+# The number of messages with an earlier ticket in the same topic, counted up to 100,000.
 AHEAD = "SELECT count(*) FROM (SELECT FROM outbox_ticket WHERE topic_id = %s AND pos < %s LIMIT 100000) earlier"
 
-# The groups in whose inbox a message is, whether each has ignored it, and the operator who discarded it ("" if none did).
+# The inbox rows of a message: the group; whether the delivery count is 0, because the group had no handler for the message and
+# ignored it, or an operator discarded it; and the operator who discarded it, "" if none did.
 ENDED = """
 SELECT consumer_group, delivery_count = 0, coalesce((
     SELECT acted_by FROM outbox_operator_act act WHERE act.message_id = inbox.message_id
@@ -59,7 +64,9 @@ SELECT consumer_group, delivery_count = 0, coalesce((
 FROM outbox_inbox inbox WHERE message_id = %s
 """
 
-# The groups that have deferred a message, each with the message that it waits behind.
+# The rows of a message in the groups that have deferred it. `behind` is the first message that the same group deferred earlier,
+# with the same topic and key, and that is not dead: the message waits for it. `own_id` is a message's id as it was sent, which
+# need not be a UUID.
 DEFERRED = """
 SELECT consumer_group, reason, failures, crashes, error, dead_at IS NOT NULL AS is_dead,
     coalesce(due_at >= %(held)s, false) AS is_held,
@@ -70,6 +77,7 @@ SELECT consumer_group, reason, failures, crashes, error, dead_at IS NOT NULL AS 
 FROM outbox_deferred d WHERE message_id = %(id)s
 """
 
+# Why a message was deferred: a clause for a sentence about it.
 REASONS: dict[str, str] = {
     Reason.AGAIN: "it was delivered before, and may have killed its process",
     Reason.BEHIND: "an earlier message of its key was not handled yet",
@@ -106,9 +114,10 @@ def why(connection: Connection, message_id: UUID) -> str | None:
 
 
 def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
+    """Return why a message is not sent yet: because of its topic, of an earlier message of its key, or of its state."""
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
-    if held := _why_topic_waits(message, relays):
-        return held.line
+    if finding := _why_topic_waits(message, relays):
+        return finding.line
     if reason := _why_key_waits(connection, message_id, message):
         return reason
     failed = (
@@ -131,11 +140,11 @@ def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> s
 
 
 def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | None:
-    """Return the finding because of which no message of the topic is sent; None if there is none."""
+    """Return the finding that says why no message of the topic is sent at present; None if nothing stops the topic."""
     live = [relay for relay in relays if not relay.is_silent]
     if message.topic not in conf.settings().topics:
         return unknown_topic(message.topic, 1)
-    if message.is_paused:
+    if message.is_paused:  # the cause says for how long, so the finding gets None for that
         return paused(message.topic, f"It is {pause(message.paused_by, message.paused_seconds, message.pause_reason)}.", None)
     if not live:
         return no_relay(message.broker, relays)
@@ -164,13 +173,13 @@ def _why_key_waits(connection: Connection, message_id: UUID, message: Any) -> st
 
 
 def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Iterator[str]:
-    """Yield a sentence for each known group that has not handled the message."""
-    rows_of_inbox = connection.execute(ENDED, [message_id]).fetchall()
-    ended_groups = {name for name, _, _ in rows_of_inbox}
-    discarded = {name: by for name, _, by in rows_of_inbox if by}
-    ignored = {name for name, is_ignored, _ in rows_of_inbox if is_ignored and name not in discarded}
+    """Yield "It was sent.", then sentences about each group that ignored it, that it was discarded for, or that it waits for."""
+    inbox_rows = connection.execute(ENDED, [message_id]).fetchall()
+    finished_groups = {name for name, _, _ in inbox_rows}
+    discarded_by = {name: by for name, _, by in inbox_rows if by}
+    ignoring_groups = {name for name, is_ignored, _ in inbox_rows if is_ignored and name not in discarded_by}
     rows: list[Any] = connection.cursor(row_factory=namedtuple_row).execute(DEFERRED, {"id": message_id, "held": HELD}).fetchall()
-    deferred = {row.consumer_group: row for row in rows if row.consumer_group not in ended_groups}
+    deferred = {row.consumer_group: row for row in rows if row.consumer_group not in finished_groups}
     processes = read_processes(connection)
     headers = read_headers(message.headers)
     type_name, tag = headers.get(Header.TYPE, ""), headers.get(Header.TAG, "")
@@ -178,36 +187,37 @@ def _explain_sent(connection: Connection, message_id: UUID, message: Any) -> Ite
     without_handler = [
         name
         for name in groups_without_code_for(connection, message.topic, type_name, tag)
-        if name not in (*ended_groups, *deferred)
+        if name not in (*finished_groups, *deferred)
     ]
-    waiting = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in ended_groups]
-    if waiting or without_handler or discarded or ignored:
+    waiting_groups = [name for name in dict.fromkeys([*subscribed, *deferred]) if name not in finished_groups]
+    if waiting_groups or without_handler or discarded_by or ignoring_groups:
         yield "It was sent."
     else:
         yield (
             "It was sent, and every known group has handled it."
-            if ended_groups
+            if finished_groups
             else "It was sent. No consumer group is known that reads it."
         )
-    for name in sorted(ignored):
+    for name in sorted(ignoring_groups):
         again = " Deliver it again with outbox_replay --ignored." if name in subscribed else ""
         yield f"Group {name!r} ignored it: no live process of the group had a handler for it.{again}"
-    for name, by in sorted(discarded.items()):
+    for name, by in sorted(discarded_by.items()):
         yield f"It was discarded for group {name!r} by {by}."
     for name in without_handler:
         yield f"Group {name!r}, which reads the topic and has no handler for it in this release, has not handled it."
-    for name in waiting:
+    for name in waiting_groups:
         consumers = [process for process in processes if process.does == ("consumer", message.broker, name)]
         live = [process for process in consumers if not process.is_silent]
-        running = [process for process in live if process.handling and process.handling.message_id == str(message_id)]
+        handling_it = [process for process in live if process.handling and process.handling.message_id == str(message_id)]
         silent_seconds = min((process.silent_seconds for process in consumers), default=None)
+        # The line says: "No consumer is running (…), and it waits."
         absent = no_consumer(name, "it waits", silent_seconds, has_code=name in groups()).line
         if (row := deferred.get(name)) and row.is_dead:
             cause = row.error or REASONS.get(row.reason, "it cannot be handled")
             yield f"Group {name!r}: dead letter: {cause.rstrip('.')}. Replay or discard it with outbox_replay."
-        elif running and (handling := running[0].handling):
+        elif handling_it and (handling := handling_it[0].handling):
             yield f"Group {name!r} has been handling it for {age(handling.seconds)}, with {handling.handler}."
-            yield from (finding.line for finding in hangs(running[0]))
+            yield from (finding.line for finding in hangs(handling_it[0]))
         elif row:
             yield f"Group {name!r}: {_explain_deferred(row)}"
             if not live and not row.is_held:
@@ -231,6 +241,6 @@ def _explain_deferred(row: Any) -> str:
     failed = f"its handler failed {count(row.failures, 'time')}" if row.failures else "it could not be handled"
     due = row.due_seconds or 0.0
     error = f" Last: {row.error.rstrip('.')}." if row.error else ""
-    doubt = f", {count(row.crashes, 'run')} never ended" if row.crashes else ""
+    unfinished_runs = f", {count(row.crashes, 'run')} never ended" if row.crashes else ""
     cause = failed if row.failures else REASONS.get(row.reason, failed)
-    return f"deferred: {cause}{doubt}, next run {f'in {age(due)}' if due > 0 else 'now'}.{error}"
+    return f"deferred: {cause}{unfinished_runs}, next run {f'in {age(due)}' if due > 0 else 'now'}.{error}"

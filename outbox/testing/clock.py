@@ -22,14 +22,14 @@ from outbox.models import MessageRow
 
 
 class Clock:
-    """The real time, which is frozen during a call of the kit; `advance` adds to it."""
+    """The real time, frozen during a call of the kit. Only `seconds` includes advances, since rows and brokers are aged."""
 
     def __init__(self) -> None:
-        self._still_at: datetime | None = None
+        self._frozen_at: datetime | None = None
         self._advanced = timedelta(0)
 
     def __call__(self) -> datetime:
-        return self._still_at or datetime.now(UTC)
+        return self._frozen_at or datetime.now(UTC)
 
     def seconds(self) -> float:
         """Return a time in seconds that includes advances, for example for a relay's breakers."""
@@ -41,11 +41,11 @@ class Clock:
     @contextmanager
     def still(self) -> Iterator[None]:
         """Freeze the clock inside the block."""
-        self._still_at = self()
+        self._frozen_at = self()
         try:
             yield
         finally:
-            self._still_at = None
+            self._frozen_at = None
 
 
 def age_rows(using: str, by: timedelta) -> None:

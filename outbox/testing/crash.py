@@ -66,7 +66,7 @@ def crash(place: str) -> Iterator[None]:
 
 
 def full_name(place: str) -> str:
-    """Return the full name, `relay.after_half` for `after_half`. Failpoints of half first have no short names."""
+    """Return the full name of a failpoint: `relay.after_half` for `after_half`. Those of half first have no short names."""
     names = [name for name in PLACES if name in (place, f"relay.{place}", f"consumer.{place}")]
     if len(names) == 1:
         return names[0]

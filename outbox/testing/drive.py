@@ -1,8 +1,8 @@
 """
 Relays and consumers in the thread of the test, over Django's connections.
 
-So they see the rows that the test's transaction has written, and the rows that they write are rolled back with it. A relay's
-statements, which in production run in autocommit, join that transaction here; a relay's transactions become savepoints.
+So they see the rows that the test's transaction has written, and the rows that they write are rolled back with that transaction.
+A relay's statements, which run in autocommit in production, join it here; a relay's transactions become savepoints.
 """
 
 from __future__ import annotations
@@ -147,14 +147,14 @@ class Consumers:
     """
     The consumer groups of the project, each with a worker for each of its brokers.
 
-    Args:
-        failures: the errors of this run, each with the exception that a handler raised, if any; without retries and rejections
-            that handlers asked for.
+    Attributes:
+        failures: texts about failed deliveries, each with the exception that the handler raised, or None if the delivery failed
+            outside of the handler. Retries and rejections that a handler asked for are left out.
     """
 
     def __init__(self) -> None:
         self.failures: list[tuple[str, Exception | None]] = []
-        self._intended = 0  # retries and dead letters that a handler asked for
+        self._intended = 0  # failed deliveries for which a handler of the current worker raised Reject or RetryLater
 
     def run(self, databases: Sequence[str]) -> Counts:
         """Run the worker of each group once."""
@@ -166,10 +166,10 @@ class Consumers:
         return counts
 
     def _work(self, group: Group, alias: str) -> Counts:
-        known = len(self.failures)
+        failures_before = len(self.failures)
         self._intended = 0
         log = FailedDelivery.objects.using(group.using).filter(consumer_group=group.name).order_by("-id")
-        before = log.values_list("id", flat=True).first() or 0
+        newest_id = log.values_list("id", flat=True).first() or 0
         worker = Worker(
             replace(group, consumers={key: self._watch(consumer) for key, consumer in group.consumers.items()}), alias
         )
@@ -177,8 +177,8 @@ class Consumers:
             worker.step(timedelta(0))
         finally:
             worker.close()
-        rows = list(log.filter(id__gt=before))
-        if len(rows) - self._intended > len(self.failures) - known:  # a delivery failed outside of the handler
+        rows = list(log.filter(id__gt=newest_id))
+        if len(rows) - self._intended > len(self.failures) - failures_before:  # a delivery failed outside of the handler
             row = rows[0]
             self.failures.append((f"Group {group.name!r} failed over message {row.message_id}: {row.error}", None))
         return worker.counts
@@ -202,7 +202,7 @@ class Consumers:
 
 def ask_database(half: Half, databases: Sequence[str]) -> Resolution:
     """Answer a check-back like the endpoint, from the transaction around the test."""
-    for alias in databases:
+    for alias in databases:  # find the database whose source the token names
         connection = database.raw(alias)
         row = connection.execute(READ_SOURCE).fetchone()
         if row is not None and half.token.startswith(f"{row[0]}:"):

@@ -27,7 +27,7 @@ from outbox.publishing.draft import compose
 
 
 def message_id(at: datetime | None = None) -> UUID:
-    """Return a uuid7 with that time, by default the current time."""
+    """Return a new uuid7 that contains a time, by default the current time."""
     milliseconds = int(at.timestamp() * 1000) if at else time.time_ns() // 1_000_000
     number = milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
     return UUID(int=number)
@@ -89,7 +89,7 @@ class TopicFactory(IdentityFactory):
 
 class MessageRowFactory(factory.django.DjangoModelFactory):
     """
-    A message row without a ticket, so it is not sent. `of` is its message; the columns are then the same as after `publish()`.
+    A message row without a ticket, so it is not sent. With `of=message`, key, headers and body are those of `publish(message)`.
     """
 
     class Meta:
@@ -210,7 +210,7 @@ class InboxFactory(factory.django.DjangoModelFactory):
 
 class DeferredFactory(factory.django.DjangoModelFactory):
     """
-    A message that a group has deferred, due now. `of` is the message; the columns are then the same as after `publish()`.
+    A message that a group has deferred, due now. With `of=message`, key, headers and body are those of `publish(message)`.
 
     There is a trait for each other state: `DeferredFactory(dead=True)`; also waiting, asleep, held. Set the same `order_key` for
     rows of one key.

@@ -55,7 +55,7 @@ class Outbox:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        forget_lines()  # repeated log lines are left out; so write a line even if an earlier test has caused it
+        forget_lines()  # repeated log lines are suppressed, so forget those of earlier tests
         self._stack.enter_context(memory_brokers(self._clock))
         return self
 

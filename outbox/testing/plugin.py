@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DATABASE_URL = "DATABASE_URL"
 
-SERVER = pytest.StashKey[str]()
-STARTED = pytest.StashKey[bool]()
+SERVER = pytest.StashKey[str]()  # a description of the server that the tests use, if the option is set
+STARTED = pytest.StashKey[bool]()  # present if this plugin has started the server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -38,10 +38,11 @@ from outbox.testing.programs import PostgresError, as_user, find_programs, owner
 
 __all__ = ["Postgres", "PostgresError"]
 
-# The limit of a socket's path: 107 bytes on Linux, 103 on macOS.
+# The lower one of the limits of a socket's path: 107 bytes on Linux, 103 on macOS.
 SOCKET_PATH_MAX_BYTES = 103
 PORT = 5432  # only a part of the socket's name, .s.PGSQL.5432
 
+# Files that the server's folder may contain; with any others, it is refused.
 OWN_FILES = {"data", "data.new", "log", "programs"}
 
 START_SECONDS = 60
@@ -51,7 +52,7 @@ LOG_LINES = 20
 
 class Postgres:
     """
-    A PostgreSQL server, a context manager. It ends with its parent process; on Linux even if that is killed.
+    A PostgreSQL server, a context manager. The server ends with its parent process; on Linux even if the parent is killed.
 
     Args:
         home: the server's folder. It is kept, and a later start continues with its data. None: a temporary folder,
@@ -67,11 +68,11 @@ class Postgres:
     def __init__(self, home: Path | str | None = None, *, durable: bool = False, max_connections: int = 200) -> None:
         self.durable = durable
         self.max_connections = max_connections
-        self.programs: Path | None = None  # known after the start, like the version
+        self.programs: Path | None = None  # the folder of PostgreSQL's programs; set by `start`, like the version
         self.version = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._given_home = Path(home).absolute() if home is not None else None
-        self._temporary: list[Path] = []
+        self._temporary: list[Path] = []  # folders that `stop` deletes
 
     def __enter__(self) -> Self:
         self.start()
@@ -158,7 +159,7 @@ class Postgres:
             command = ["setpriv", "--pdeathsig=INT", *drop, *command]
             who = {}
         with (self.home / "log").open("ab") as log:
-            # A session of its own, so that Ctrl-C in a terminal reaches only the parent, which then stops the server.
+            # A new session, so that Ctrl-C in a terminal reaches only the parent process, which then stops the server.
             return subprocess.Popen(
                 command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **who
             )

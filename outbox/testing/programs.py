@@ -26,7 +26,7 @@ def find_programs(owner: pwd.struct_passwd | None, home: Path) -> Path:
 
     Args:
         owner: the user who will run them; None: the current user.
-        home: where the package's programs are copied to if the owner cannot reach them.
+        home: the folder into which the package's programs are copied if that user cannot reach them.
 
     Raises:
         PostgresError: no programs were found.
@@ -97,7 +97,7 @@ def _is_runnable(program: Path, owner: pwd.struct_passwd | None) -> bool:
 
 
 def owner_of_server() -> pwd.struct_passwd | None:
-    """Return another user if the current one is root, as which PostgreSQL refuses to run; None otherwise."""
+    """Return the user who has to run the server if the current one is root, which PostgreSQL refuses; otherwise None."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

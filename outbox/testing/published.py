@@ -44,7 +44,7 @@ class Published(msgspec.Struct, frozen=True):
         return kind is None or (self.topic == kind if isinstance(kind, str) else isinstance(self.message, kind))
 
     def differences(self, fields: Mapping[str, object]) -> list[str]:
-        """Return descriptions of the fields that have another value; empty if it matches."""
+        """Return a description of each field whose value differs from the given one; empty if all match."""
         values = self.message if isinstance(self.message, Mapping) else _fields(self.message)
         missing = object()
         return [

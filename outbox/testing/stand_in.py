@@ -61,7 +61,7 @@ def replace_brokers(settings: conf.Settings, names: dict[str, str], clock: Clock
 
 
 def _class_of(backend: str) -> type[Broker]:
-    """Return the class of the broker that is replaced; MemoryBroker if it is not installed."""
+    """Return the class of the broker that is replaced; MemoryBroker if the broker's client is not installed."""
     try:
         broker: type[Broker] = import_string(backend)
     except ImportError:
@@ -78,7 +78,7 @@ def _options(name: str, clock: Clock, kind: type[Broker]) -> dict[str, Any]:
 
 
 def _type_of(topic: conf.TopicSettings, kind: type[Broker]) -> TopicType:
-    """Return the type that a topic has with its own broker: one-phase if that broker has no half messages."""
+    """Return the type that a topic has with the broker that is replaced: one-phase if that broker has no half messages."""
     if not HalfMessages.has(kind) and topic.type in (None, TopicType.TRANSACTION):
         return TopicType.NORMAL
     return topic.type or TopicType.TRANSACTION

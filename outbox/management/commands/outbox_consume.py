@@ -111,7 +111,7 @@ def _describe(chosen_group: Group) -> str:
 
 
 def _side_threads(consumers: ConsumerThreads, chosen: list[Group]) -> list[RepeatingThread]:
-    """Return the threads for heartbeats and for the search for gaps. Consumers do not depend on them."""
+    """Return the threads that send heartbeats and search for gaps. If one fails, consumers continue."""
     settle_seconds = conf.settings().consumer.settle.total_seconds()
     return [
         RepeatingThread(
@@ -149,7 +149,7 @@ def _delete_heartbeats(consumers: ConsumerThreads) -> None:
     try:
         for using, alias, name in consumers.targets():
             heartbeats.delete_heartbeat(database.raw(using), "consumer", broker=alias, consumer_group=name)
-    except psycopg.errors.UndefinedTable:  # the tables were never made, so there was no heartbeat
+    except psycopg.errors.UndefinedTable:  # there are no tables, so no heartbeat was stored
         connections.close_all()
     except (DatabaseError, psycopg.Error) as error:
         logger.warning("The heartbeats of the consumers could not be deleted: %s", str(error).strip())

@@ -126,6 +126,7 @@ def _require_stopped(group: str, topics: Sequence[str]) -> None:
 
 
 def _drop(group: str, dropped: Dropped) -> None:
+    """Drop a group's messages of one topic, at the broker and in the database, and log it."""
     alias, topic = dropped["database"], dropped["topic"]
     _forget(group, dropped["broker"], [topic], alias)
     with connected(alias, "outbox forget", statement_seconds=None) as connection:
@@ -135,6 +136,7 @@ def _drop(group: str, dropped: Dropped) -> None:
 
 
 def _forget(group: str, alias: str, topics: Sequence[str], using: str | None = None) -> None:
+    """Drop the messages that a broker keeps for a group in these topics; `using`: the database whose outbox owns the group."""
     with closing(Receives.of(conf.make_broker(alias))) as broker:
         if using is not None:
             set_owner(broker, group, using)

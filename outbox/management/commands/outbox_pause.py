@@ -55,12 +55,12 @@ class Command(BaseCommand):
 
 def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
     """
-    Return the topic's pause in each database that has the topic; all are read before the first is changed.
+    Return the topic's pause in each database that has the topic, None if it is not paused there.
 
     Raises:
         CommandError: no database has the topic.
     """
-    before: dict[str, Pause | None] = {}
+    pauses_by_alias: dict[str, Pause | None] = {}
     known: set[str] = set(conf.settings().topics)
     for alias in aliases:
         with database.connect(alias, application_name="outbox pause") as connection:
@@ -70,13 +70,14 @@ def _read(aliases: Sequence[str], topic: str) -> dict[str, Pause | None]:
             pauses = topics.pauses(connection)
         known.update(pauses)
         if topic in pauses:
-            before[alias] = pauses[topic]
-    if not before:
+            pauses_by_alias[alias] = pauses[topic]
+    if not pauses_by_alias:
         raise unable(f"There is no topic {topic!r}. Choices are: {', '.join(sorted(known)) or 'none'}.")
-    return before
+    return pauses_by_alias
 
 
 def _change(alias: str, topic: str, pause: Pause | None, options: dict[str, Any]) -> bool:
+    """Pause or resume the topic in a database; return whether this changed it."""
     with database.connect(alias, application_name="outbox pause") as connection:
         if not options["resume"]:
             return topics.pause(connection, topic, by=options["by"] or actor("outbox_pause"), reason=options["reason"])

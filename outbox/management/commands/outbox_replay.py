@@ -30,14 +30,15 @@ from outbox.models import Act, Deferred, State
 from outbox.monitoring.text import count
 from outbox.relay.hosts import databases
 
-MAX_LISTED = 1000  # messages of a database
+MAX_LISTED = 1000  # messages of each database
 NEVER_SENT = "This cannot be undone: discarded messages are never sent again."
 NEVER_HANDLED = "This cannot be undone: discarded messages are never handled."
 
-# All topics; the row with id 0 is not a topic.
+# All topics that the database has, including topics that are no longer in settings.
 TOPIC_NAMES = "SELECT name FROM outbox_topic ORDER BY name"
 
-# Dead messages by ids, by topics, or all.
+# The dead messages of each topic: their number, the first one's error, and their ids; only those with some ids or of some topics,
+# or all.
 DEAD = f"""
 SELECT count(*), t.name, (array_agg(b.last_error ORDER BY b.id))[1], array_agg(u.id ORDER BY b.id, u.n)
 FROM outbox_batch b JOIN outbox_topic t ON t.id = b.topic_id, unnest(b.message_ids) WITH ORDINALITY u(id, n)
@@ -113,7 +114,7 @@ class Command(BaseCommand):
             if options["discard"] and rows and not options["no_input"]:
                 confirm(f"{listed}\n\nThey will be discarded. {NEVER_SENT}")
             by, discard = actor("outbox_replay"), options["discard"]
-            if ids or discard:  # messages that die in the meantime are left alone
+            if ids or discard:  # by ids, so that messages that have died since then are left alone
                 chosen = ids or [message_id for row in rows for message_id in row[3]]
                 results = [replay_messages(connection, chosen, by=by, discard=discard)]
             else:
@@ -176,7 +177,7 @@ class Command(BaseCommand):
             is_for_act = options["list"] and (options["all"] or options["message_id"])
             self._list([rows.filter(APPLIES[act]) for rows in chosen] if is_for_act else chosen, as_json=options["json"])
             return
-        # The act is for the rows that match now, so that rows that come during the confirmation are left alone.
+        # The ids are read before the confirmation, so that the act leaves out messages that are deferred during it.
         ids = [list(rows.filter(APPLIES[act]).values_list("id", flat=True)) for rows in chosen]
         chosen = [rows.filter(id__in=ids_of_database) for rows, ids_of_database in zip(chosen, ids, strict=True)]
         wanted = sum(map(len, ids))
@@ -184,8 +185,8 @@ class Command(BaseCommand):
             confirm(f"{_as_kinds(chosen)}\n\n{count(wanted, 'message')} will be discarded. {NEVER_HANDLED}")
         by = actor("outbox_replay")
         done = [row for rows in chosen for portion in settle(rows, act, by=by) for row in portion]
-        known = {name for row in done for name in (row.own_id, str(row.message_id))}
-        missing = [text for text in options["message_id"] if text not in known and str(uuid_of(text)) not in known]
+        done_ids = {name for row in done for name in (row.own_id, str(row.message_id))}
+        missing = [text for text in options["message_id"] if text not in done_ids and str(uuid_of(text)) not in done_ids]
         lines = [f"{count(len(done), 'message')} {act}."]
         lines += [f"{text}: no group has deferred it, or it is in another state" for text in missing]
         self._say({str(act): len(done), "not_found": missing}, "\n".join(map(one_line, lines)), as_json=options["json"])
@@ -251,6 +252,7 @@ def _choose(options: dict[str, Any]) -> list[QuerySet[Deferred]]:
 
 
 def _refuse(options: dict[str, Any], names: Sequence[str], kind: str) -> None:
+    """Raise CommandError if one of these options is used, since it has no meaning together with `kind`."""
     if wrong := [name for name in names if options[name]]:
         raise unable(f"--{wrong[0].replace('_', '-')} cannot be used with {kind}.")
 

@@ -1,4 +1,4 @@
-"""Move a consumer group to another position in its topics."""
+"""Move a consumer group to another position in its topics: print a table of the moves, ask for a confirmation, then move it."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ def _topics(name: str, only: Sequence[str] | None) -> dict[str, list[str]]:
 
 
 def _as_table(positions: Sequence[GroupPosition]) -> str:
+    # `ahead`: how many messages the target is ahead of the current position, which skips them; if negative, they are repeated.
     rows = [
         [position.topic, position.queue, position.pos, position.wanted, max(0, position.ahead), max(0, -position.ahead)]
         for position in positions

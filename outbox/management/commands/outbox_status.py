@@ -30,7 +30,7 @@ from outbox.monitoring.status import FailureStatus, Status, read_status
 from outbox.monitoring.text import age
 from outbox.relay.hosts import databases
 
-PROBE_SECONDS = 30.0  # one step may keep a live process from sending heartbeats for a shorter time
+PROBE_SECONDS = 30.0  # longer than one step keeps a live process from sending heartbeats
 
 
 class Command(BaseCommand):

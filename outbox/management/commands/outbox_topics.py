@@ -33,7 +33,7 @@ NEVER_CHANGED = (
 )
 
 
-Shown = tuple[ServerResource, str]  # a resource with its state; its `trouble` also says why it was not created
+Shown = tuple[ServerResource, str]  # a resource and its state; the resource's `trouble` also says why it was not created
 SHOWN_FIELDS = "kind", "name", "place", "wanted", "differences", "trouble"
 
 
@@ -56,7 +56,7 @@ class Command(BaseCommand):
             listed = {}
             for alias in sorted({target.broker for target in targets}):
                 databases = [target.database for target in targets if target.broker == alias]
-                listed[alias] = _topics_of(alias, databases, create=options["create"])
+                listed[alias] = _list_or_create(alias, databases, create=options["create"])
         except OutboxError as error:
             raise unable(error) from error
         if options["json"]:
@@ -72,8 +72,8 @@ class Command(BaseCommand):
             raise SystemExit(1 if states else 2)
 
 
-def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[Shown], list[str]]:
-    """Return the resources of a broker, after creating missing ones if `create`; and the reasons why others are not listed."""
+def _list_or_create(alias: str, databases: Collection[str], *, create: bool) -> tuple[list[Shown], list[str]]:
+    """Create missing resources of a broker if `create`; return all, and sentences that say why some are not listed."""
     troubles: list[str] = []
     listed: list[ServerResource] = []
     outcomes: dict[str, str] = {}
@@ -99,7 +99,7 @@ def _topics_of(alias: str, databases: Collection[str], *, create: bool) -> tuple
 
 def _create_missing(listed: Collection[ServerResource], outcomes: dict[str, str]) -> None:
     """
-    Create missing resources; add to `outcomes` for each the reason of a refusal, or "" if it was created.
+    Create missing resources; add to `outcomes`, under the resource's `_id`, why the server refused it, or "" if it was created.
 
     Raises:
         BrokerUnavailable: the server does not answer any more.
