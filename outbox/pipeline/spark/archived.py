@@ -7,9 +7,9 @@ Read database and lake together with Spark: each row once, also while days are b
 
 The lake needs no snapshot, because its files never change.
 
-Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a group must have
-handled only the messages that were sent after the first one of the topic that it handled. Messages that a group ignores are no
-exception, because they have inbox rows, too.
+Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a group must only have
+handled messages that were sent after it handled its first message of the topic. Messages that a group ignores are no exception,
+because they have inbox rows, too.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def copies(rows: DataFrame) -> DataFrame:
     """
     Return one row for each copy of a message that the broker has stored.
 
-    Each first delivery (delivery_count 1) is a copy. A later delivery may be the redelivery of a known copy. So of the deliveries
-    with the same count, only those are further copies that exceed the highest number of deliveries with one lower count.
+    Each first delivery (delivery_count 1) is a copy. A later delivery may be the redelivery of a known copy. So if a message has
+    n deliveries with the same count, and at most m deliveries with any one lower count, n - m of the n are further copies.
 
     Takes the result of `drop_repeated_rows`, and returns the same columns.
     """
@@ -208,7 +208,10 @@ LANE = ["source", "topic", "lane"]
 def owed_since(
     spark: SparkSession, config: PipelineConfig, folder: str, live_since: datetime
 ) -> Mapping[tuple[str, str], datetime]:
-    """Return (group, topic) -> the time since which the group must have handled messages. Reads the frame `inbox` of a folder."""
+    """
+    Return (group, topic) -> the time since which the group must have handled messages: its first inbox row, or `live_since` if
+    that is earlier. Reads the frame `inbox` of a folder.
+    """
     inbox = spark.read.parquet(f"{folder}/inbox")
     rows = inbox.groupBy("consumer_group", "topic").agg(F.unix_micros(F.min("at")).alias("at")).collect()
     first_handled = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
@@ -228,15 +231,15 @@ def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complet
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
     ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
     marks = spark.read.parquet(f"{folder}/marks").collect()
-    moved = []
+    moved_marks = []
     for row in marks:
         lane = row.source, row.topic, row.lane
         before, otherwise = ends.get(lane, (None, 0 if is_complete else row.last))
-        moved.append((*lane, 1 + (otherwise if before is None else before), row.last))
-    spark.createDataFrame(moved, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
+        moved_marks.append((*lane, 1 + (otherwise if before is None else before), row.last))
+    spark.createDataFrame(moved_marks, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
 
 
-MAX_BROADCAST_IDS = 500_000  # more ids than these are joined by a shuffle, and not sent to each task
+MAX_BROADCAST_IDS = 500_000  # up to this number, the keys of a join are sent to each task, which is faster than a shuffle
 AUDITED_FRAMES = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
 # frame of a history -> the columns by which a row of the lake is recognized in the database. Times are exact to the microsecond.

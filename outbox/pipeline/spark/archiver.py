@@ -131,7 +131,7 @@ SELECT EXISTS (SELECT FROM outbox_deferred d JOIN outbox_inbox i ON i.message_id
     AND i.consumer_group = d.consumer_group WHERE i.handled_at < '{end}')
 """
 
-# Sessions that need the table queue behind a waiting lock request, so it waits only briefly.
+# The request for the lock waits only briefly, because all sessions that need the table queue behind it meanwhile.
 SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 ROW_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
 PARTITION_EXISTS = "SELECT to_regclass('{table}') IS NOT NULL"
@@ -226,7 +226,7 @@ Log = Callable[[str], None]
 
 MAX_COMMITS_PER_RUN = 2  # a day that changed meanwhile is archived again once; if it changes again, the next run archives it
 
-# The id of the message with a given position in a day; such ids split the day into parts of equal size.
+# The id of the message with a given position in a day. Such ids are the bounds of parts with equal numbers of messages.
 FIND_ID_AT_OFFSET = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
 
 # The size in bytes of a day's largest body; PostgreSQL knows the sizes without reading the bodies.
@@ -318,7 +318,7 @@ class Archiver:
                 records.mark(self.connection, records.CHANGED, commit)
 
     def _find_commit(self, span: Span) -> Commit | None:
-        """Return the commit of an earlier run that ended before it had deleted the day."""
+        """Return the commit of an earlier run that ended before it had deleted the day. None: the day has to be written."""
         state, attempt = records.read(self.connection, span.day)
         if state in ("", "changed", "deleted"):
             return None
@@ -406,7 +406,7 @@ class Archiver:
         ]
 
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
-        """Remove the folders of an interrupted attempt. Other attempts may have been committed and have lost their manifest."""
+        """Remove the folders of an interrupted attempt. Others stay, since they may be committed and have lost their manifest."""
         for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
             self.log(f"{span.day}: removing {folder}, the incomplete archive of an archiver that was stopped")
             self.report.abandoned.append(str(folder))

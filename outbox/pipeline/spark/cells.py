@@ -89,7 +89,7 @@ class RecordedSpan:
 
     Args:
         began, until: messages that became visible between these times are in the history, if the broker has them.
-        hidden: the maximum time from sending a message until it becomes visible.
+        hidden: the maximum time from sending a message until it becomes visible at the broker; 0 except for delayed messages.
         is_by_claim: compare `began` with the time of a message's claim. The time at which it was marked as sent may be long after
             the broker stored it.
     """
@@ -106,7 +106,8 @@ class RoleRules:
     Determines the roles of rows, for the audited groups.
 
     Args:
-        cutoff_micros: later messages are young.
+        groups: the audited groups; `group_role` takes their indexes.
+        cutoff_micros: messages with a later time are young.
         recorded_spans: topic -> its span, for topics whose messages at the broker are not all in the history.
         owed: (group, topic) -> the time in microseconds since which the group must have handled messages; missing: always.
     """
@@ -190,7 +191,7 @@ def role_rules(config: PipelineConfig, history: History) -> RoleRules:
 
 
 def recorded_spans(config: PipelineConfig, history: History) -> dict[str, RecordedSpan]:
-    """Return the spans of topics whose messages at the broker are not in the history for all times, less the clock tolerance."""
+    """Return the spans of topics whose brokers are not known for all times, shortened by the clock tolerance at both ends."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     spans = {}
     of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}

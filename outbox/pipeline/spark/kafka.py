@@ -5,8 +5,8 @@ Read the topics of Kafka with Spark's source for Kafka, in isolation level read_
         ->  broker: source, topic orders, lane 1, number 3, message_id 01a1…, key, queue 0, pos 7, at
 
 First, the driver records the first and last offset of each partition, and the committed offsets of the groups, with Kafka's
-Python client. This is before the snapshots of the databases. So the outbox's snapshot has all messages that Spark reads later,
-and the inbox's snapshot has all messages that a group had finished by then.
+Python client. Only then are the snapshots of the databases taken. So the outbox's snapshot has all messages that Spark reads
+later, and the inbox's snapshot has all messages that a group had finished by then.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ Compare by key: find business rows without a message, and message rows without a
     ABOUT    business row shop.order:7   message about shop.order:7      a key on one side only: lost, or orphan
     PLACE    message row 01a1…           ticket, delayed row or batch    a key on the left only: no relay would send the message
 
-    left:  a b c d  |  for each bucket of hashes: number of rows, and sum of hashes; right minus left is 0 if the sides are
-    right: a b d    |  equal, and the hash itself if one key differs; if several differ, all hashes of the bucket are compared
+Keys are hashed, and their hashes are divided into buckets. For each bucket, the number of rows and the sum of hashes on the left
+are subtracted from those on the right. Both differences are 0 if the sides are equal. If one key is missing on the left, they are
+1 and its hash; if one is missing on the right, both are negated. If several keys are missing, all hashes of the bucket are
+compared.
 
-So keys are never shuffled, and hashes only for buckets in which several keys differ. Two unequal sides look equal with a
-probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
+So Spark never shuffles keys, and shuffles hashes only for buckets in which several keys differ. Two unequal sides look equal with
+a probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
 
 
 def _check(hashes: Hashes) -> Hashes:
-    """Return check values, by which the sum of several hashes is told from a single hash."""
+    """Return check values. A sum of hashes is a single hash only if its check value equals the sum of the check values."""
     return finalized(hashes + np.uint64(1)) & LOW_HALF
 
 
@@ -145,7 +147,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The sorted hashes of the keys of a pair that are not on both sides. The lowest bit of each hash is set."""
+    """The sorted hashes of the keys of a pair that are not on both sides. The lowest bit of each is set, as in UNEQUAL."""
 
     hashes: Hashes
 
@@ -198,6 +200,7 @@ LAST_BIT = np.uint64(1)  # in a slice, the last bit of a hash is the side of its
 SLICE_BITS = 8  # hashes with the same highest bits are a slice, which one task compares
 
 SLICE = pa.schema({"pair": pa.int8(), "slice": pa.int32(), "hashes": pa.binary()})
+# hash: with the last bit set
 UNEQUAL = pa.schema({"pair": pa.int8(), "hash": pa.int64()})
 
 
@@ -234,8 +237,8 @@ def digest(spark: SparkSession, history: History) -> str:
     """
     Return the digest of all columns of a history except times.
 
-    Two histories that differ in one row have the same digest with a probability of about 2^-64. It has the xor and the sum of the
-    hashes of rows, because two equal rows cancel out in the xor.
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. The digest
+    contains both the xor and the sum of the rows' hashes, because two equal rows cancel out in the xor.
     """
     parts = scan(spark, history, DIGEST_COLUMNS, _sums, SUMS).groupBy("name")
     rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()
@@ -277,7 +280,7 @@ def _hash_of_text(text: str | None) -> np.uint64:
     return NULL_HASH if text is None else hashed(pa.array([text]), np.uint64(0))[0]
 
 
-Entries: TypeAlias = "npt.NDArray[np.int32]"  # indexes in config.business; its length stands for none
+Entries: TypeAlias = "npt.NDArray[np.int32]"  # indexes in config.business; an index equal to its length means no entry
 
 ABOUT, PLACE = 0, 1  # the pairs: business rows and their messages; message rows and their places in the outbox
 LEFT, RIGHT = -1, 1
@@ -433,7 +436,7 @@ class Keys:
         return Side(PLACE, sign, batch, no_subjects, keys, hashed(keys, np.uint64(self.salt)))
 
 
-# A business row and its message may be on different sides of `since`. So findings about rows soon after it are left out.
+# A business row and its message may be on different sides of `since`, so findings about rows from the first hour are left out.
 EDGE = timedelta(hours=1)
 
 

@@ -488,8 +488,8 @@ def complete_since(
     """
     Return the time since which database and lake together have all rows. None: they have all rows since the installation.
 
-    Once there is an archive, rows are deleted only after they are archived. Rows about messages that were claimed before may have
-    been pruned. A day that is neither in the database nor in the lake was pruned while there was no archive, so the history is
+    Once there is an archive, rows are deleted only after they are archived. Rows from the time before the archive may have been
+    pruned. A day that is neither in the database nor in the lake was pruned while there was no archive, so the history is
     complete only from the first commit of a later day on.
 
     Args:
@@ -514,7 +514,7 @@ def complete_since(
 
 
 def _begins_unpruned(commits: Iterable[Commit], frames: Collection[str]) -> bool:
-    """Return whether the first commit with rows has some in these frames, because pruning had not deleted them before."""
+    """Return whether these frames have rows from the first commits on, so that pruning had deleted none before the archive."""
     for commit in commits:
         if any(commit.frames[name].rows for name in frames if name in commit.frames):
             return True

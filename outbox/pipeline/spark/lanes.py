@@ -2,8 +2,9 @@
 Compare outbox, broker and inbox number by number: find the numbers of a lane that are missing at a stage, or there more than
 once, and look up which messages these are.
 
-A mark says which numbers a lane has assigned, first to last. A cell is a bitmap of the numbers in one bucket, which is a range of
-32,768 numbers, that have one role, such as SENT (`cells.py`).
+A lane numbers messages of a topic when they are claimed. Its mark has the first and the last of these numbers. The role of a row,
+such as SENT, says what the row proves about its message. A cell is a bitmap of the numbers with one role in one bucket, a range of
+32,768 numbers (`cells.py`).
 
     rows of all frames -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
 
@@ -96,8 +97,8 @@ class ExpectedLane:
 
 class RangeResult(NamedTuple):
     """
-    A finding about `n` numbers of a range, whose `label` is the consumer group. Or, with `kind` None, a count of `n` messages,
-    whose `label` is its name; for the count of handled messages, `first` is the lowest handled number.
+    A finding about `n` numbers from `first` to `last`, with the consumer group as its `label`. Or, if `kind` is None, a count of
+    `n` messages, with its name as its `label`; for the count of handled messages, `first` is the lowest handled number.
     """
 
     kind: FindingKind | None
@@ -152,6 +153,7 @@ def compare_stages(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -
     yield from ranges(FindingKind.ORPHAN, Stage.INBOX, "", with_role(Role.FOREIGN_GROUP) & ~stored & ~placed)
     yield from ranges(FindingKind.BEYOND_LAST, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
     yield from ranges(FindingKind.LATE, Stage.OUTBOX, "", with_role(Role.OPEN_LATE))
+    # `due` has the messages that the groups must have handled by now.
     if lane.is_broker_known:
         yield from ranges(FindingKind.LOST, Stage.BROKER, "", with_role(Role.SENT) & ~stored)
         yield from ranges(FindingKind.LATE, Stage.BROKER, "", with_role(Role.UNREAD) & ~stored)
@@ -319,7 +321,7 @@ def _unknown_lanes(history: History, rows: list[Any], result: Report) -> list[Ma
     """
     Return marks for the lanes of this database that have none, up to their highest number, so that they can be compared, too.
 
-    Adds a finding for each of them to `result`, and the number of other databases' rows.
+    Adds a finding for each of these lanes to `result.findings`, and the number of other databases' rows to `result.foreign`.
     """
     by_lane: dict[tuple[str, str, int | None], list[Any]] = defaultdict(list)
     for row in rows:
@@ -422,7 +424,7 @@ BEFORE_ALL = np.iinfo(np.int64).min  # the end of an empty range before the firs
 
 
 def index_of(ranges: Mapping[LaneName, Iterable[tuple[int, int]]]) -> RangeIndex:
-    """Return an index by which millions of numbers can be looked up in ranges of numbers, first to last."""
+    """Return an index of ranges (first and last number), in which millions of numbers can be looked up."""
     codes = {lane: code for code, lane in enumerate(ranges)}
     spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(ranges[lane])]
     starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)

@@ -1,7 +1,7 @@
 """
 Latency percentiles from histograms, and backlogs with their causes. It is plain Python, so jobs, admin and tests share it.
 
-    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.9 s
+    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.8 s
 
     minute   stored  handled  backlog  cause
     10:01       100      100        0  none
@@ -10,9 +10,9 @@ Latency percentiles from histograms, and backlogs with their causes. It is plain
 Bins are logarithmic, eight per doubling, so each is 9 % wide and a percentile is accurate to one bin. The histograms of several
 minutes, topics or runs are added by adding their counts.
 
-A backlog counts as growing if it grew over the last ten minutes. Its cause is found by a comparison with the 15 minutes before.
-After a while, the changed rates would be part of that baseline. So an episode keeps the cause that it began with until the
-backlog stops growing.
+A backlog counts as growing if it grew over the last ten minutes. The cause follows from a comparison of their rates with those of
+the 15 minutes before. After a while, the changed rates would be part of this baseline. So an episode, in which the backlog grows
+without a break, keeps the cause with which it began.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ SHARES = (0.5, 0.95, 0.99, 0.999)
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
     """
-    Return the latency, in seconds, that a share of the messages did not exceed. None: the histogram is empty.
+    Return the latency, in seconds, that a share of the messages did not exceed. None: there is no message.
 
-    Negative latencies are ignored.
+    Messages with a negative latency are ignored.
     """
     bins = sorted((bin_number, n) for bin_number, n in histogram.items() if bin_number != BACKWARDS and n)
     target = share * sum(n for _, n in bins)
@@ -46,12 +46,12 @@ def percentile(histogram: Mapping[int, int], share: float) -> float | None:
     return None
 
 
-CURRENT_MINUTES = 10  # the window in which a backlog grows
-BASELINE_MINUTES = 15  # the window before it
+CURRENT_MINUTES = 10  # the length of the window that shows whether a backlog grows
+BASELINE_MINUTES = 15  # the length of the window before it, with which its rates are compared
 GROWTH_SHARE = 0.05  # a backlog grows if it gains more than this share of the produced messages
 RETRY_SHARE = 0.2  # retries are the cause if at least this share of the deliveries is unsuccessful
-FASTER_FACTOR = 1.3  # production is faster from this multiple of the baseline's rate on
-SLOWER_FACTOR = 0.7  # consumption is slower up to this multiple
+FASTER_FACTOR = 1.3  # production counts as faster if its rate is at least this multiple of the baseline's
+SLOWER_FACTOR = 0.7  # consumption counts as slower if its rate is at most this multiple
 MAX_MINUTES = 14 * 24 * 60  # limits the result if a row has a wrong time
 
 
@@ -135,7 +135,7 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
 
 def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
     """
-    Return the cause of the growth, from the sums of two windows; here, `minute` is the length of the window.
+    Return the cause of the growth, from the sums of two windows; in both, `minute` is the length of the window in minutes.
 
     Retries are considered first, because they also make consumption slower.
     """

@@ -4,8 +4,8 @@ Copy PostgreSQL's tables and Kafka's topics to a history in Parquet.
     outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
                                                                                   orders, 1, 4, b, sent
 
-Each database is read in one snapshot, which ends after the copy, so that it does not hold back vacuum while the history is
-audited. The brokers' snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
+Each database is read in one snapshot. It ends after the copy, so that it does not hold back vacuum during the audit. The brokers'
+snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 Log = Callable[[str], None]
-Opened = dict[str, tuple[Any, str]]
+Opened = dict[str, tuple[Any, str]]  # URL of a database -> a connection in its snapshot, and the snapshot's name
 
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
 
@@ -44,8 +44,8 @@ SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "conne
 NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)
 
 
-# The queries for a frame, or for a part of it, and where to execute them: the database, a connection in the snapshot and the
-# snapshot's name, the queries.
+# A part of a frame that is read from PostgreSQL: the database, a connection in its snapshot with the snapshot's name, and the
+# queries.
 FramePart = tuple[Source, tuple[Any, str], Statement]
 
 
@@ -70,7 +70,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         connection, _ = opened[config.outbox.url]
         lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
         parts = _parts(spark, config, opened, clusters, is_archived=lake is not None)
-        of_kafka = {topic: recorded_topic for cluster in clusters for topic, recorded_topic in cluster.recorded.items()}
+        kafka_recorded = {topic: recorded_topic for cluster in clusters for topic, recorded_topic in cluster.recorded.items()}
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -82,11 +82,13 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         for name, of_frame in parts.items():
             log(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
-    of_lake: dict[str, Any] = {}
+    lake_metadata: dict[str, Any] = {}
     if lake is not None:
         recorded = broker_spans(config, lake, recorded)
-        of_lake = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
-    write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
+        lake_metadata = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+    write_metadata(
+        spark, folder, sources, now, recorded | kafka_recorded, brokers_as_of=brokers_as_of, broken=broken, **lake_metadata
+    )
 
 
 def _now(url: str) -> datetime:

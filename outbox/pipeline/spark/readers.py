@@ -76,7 +76,7 @@ def read_by_jdbc(spark: SparkSession, source: Source, query: str, bounds: tuple[
     return reader.load()
 
 
-# The rows whose `part` is from `low` up to, but not including, `high`. NULL: no bound, as for the first and the last connection.
+# The rows whose `part` is at least `low` and less than `high`. NULL: no bound, as below the first and above the last connection.
 PART = """
 SELECT {columns} FROM ({query}) AS frame
 WHERE (%(low)s::bigint IS NULL OR part >= %(low)s) AND (%(high)s::bigint IS NULL OR part < %(high)s)
@@ -113,7 +113,7 @@ class PostgresReader(DataSourceReader):
         low, high, count = (int(self.options[name]) for name in ("low", "high", "partitions"))
         step = max(1, -(-(high - low + 1) // count))
         cuts = list(range(low + step, high + 1, step))
-        return [InputPartition(ends) for ends in zip([None, *cuts], [*cuts, None], strict=True)]
+        return [InputPartition(bounds_of_part) for bounds_of_part in zip([None, *cuts], [*cuts, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])

@@ -283,7 +283,7 @@ def read_part(
     columns: Mapping[str, Sequence[str]], first_id: str, where_null: str, *, frame: str, file: str, part: int
 ) -> Batches:
     """
-    Yield the batches of a part of a history's file.
+    Yield the batches of one of `PARTS_PER_FILE` parts of a history's file.
 
     Args:
         columns, where_null: as in `scan`.
