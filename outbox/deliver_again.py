@@ -3,8 +3,8 @@ Deliver messages to one group again: messages that were lost on the way, and mes
 
 A lost message has a number in an open gap of the group. An ignored message has an inbox row, since no live process of the group
 had a handler for it. The outbox that published them still has them, until they are pruned. They become deferred messages of the
-group, so that its consumers handle them. If the broker still delivers a copy, it is dropped. Source:
-docs/explanation/deliveries.md.
+group, so that its consumers handle them. If the broker still delivers a copy, the copy is dropped.
+docs/explanation/deliveries.md explains gaps and ignored messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WHERE t.name = %(topic)s AND u.n <> ALL (b.split) AND b.first_seq + u.n - 1 BETW
 ORDER BY 1 LIMIT %(limit)s
 """
 
-# A discard by an operator also writes an inbox row with delivery_count 0.
+# The inbox rows of ignored messages have delivery_count 0; so have those of messages that an operator discarded.
 _IS_IGNORED = """consumer_group = %(group)s AND delivery_count = 0 AND NOT EXISTS (
     SELECT FROM outbox_operator_act a
     WHERE a.message_id = i.message_id AND a.consumer_group = i.consumer_group AND a.act = 'discarded')"""
@@ -86,7 +86,7 @@ class Undelivered(NamedTuple):
 
     Args:
         outbox: alias of the database that published the message; "" if none of this project's databases did.
-        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap, from `number` on.
+        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap that begins at `number`.
         refused: why the message cannot be delivered again; "" if it can.
     """
 
@@ -157,12 +157,12 @@ def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> 
         by: who does it: a user name, or a command and the user who ran it.
         reason: why, in the operator's words.
     """
-    kinds: dict[tuple[str, str, str], list[UUID]] = {}
+    targets: dict[tuple[str, str, str], list[UUID]] = {}
     for row in rows:
         if row.message_id and not row.refused:
-            kinds.setdefault((row.group, row.outbox, row.topic), []).append(row.message_id)
+            targets.setdefault((row.group, row.outbox, row.topic), []).append(row.message_id)
     return sum(
-        _defer(groups()[name], topic, ids, outbox=outbox, by=by, reason=reason) for (name, outbox, topic), ids in kinds.items()
+        _defer(groups()[name], topic, ids, outbox=outbox, by=by, reason=reason) for (name, outbox, topic), ids in targets.items()
     )
 
 

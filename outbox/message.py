@@ -204,7 +204,13 @@ def _suggest_base(base: type) -> str:
 
 
 def _problem_of_fields(kind: type, given: int, values: Mapping[str, object]) -> str:
-    """Return a text about the missing, unknown or surplus fields in a call of a message type; "" if there are none."""
+    """
+    Return a text about the missing, unknown or surplus fields in a call of a message type; "" if there are none.
+
+    Args:
+        given: the number of positional arguments.
+        values: the keyword arguments.
+    """
     fields = msgspec.structs.fields(kind)
     names = [field.name for field in fields]
     unknown = [name for name in values if name not in names]

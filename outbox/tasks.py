@@ -1,6 +1,6 @@
 """
-Celery tasks. A wakeup starts `relay`; beat's schedule starts `sweep`, which relays messages whose wakeup was lost, and all
-others.
+Celery tasks. A wakeup starts `relay`. Beat's schedule starts all other tasks; one of them, `sweep`, relays messages whose wakeup
+was lost.
 
 Celery closes Django's connections around each task and may fork at any time. So each task opens the connections that it needs,
 and closes them at its end. Only the checker of a broker that sends check-backs itself stays open until its process ends.

@@ -131,8 +131,8 @@ def topic_id(name: str, using: str) -> int:
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))
     if row is None:
-        with database.connect(database.direct_alias(using)) as own:
-            write_topic(own, name)
+        with database.connect(database.direct_alias(using)) as separate:
+            write_topic(separate, name)
     _known.add((using, database_name, name))
     return topic_number(name)
 

@@ -45,7 +45,7 @@ class CeleryBroker(Broker):
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return problems of OPTIONS; without any, problems of Celery's settings; without any, topics that are not for tasks."""
+        """Return problems of OPTIONS, otherwise those of Celery's settings, otherwise those of topics that are not for tasks."""
         if problems := problems_with(CeleryOptions, options):
             return problems
         settings = read_options(CeleryOptions, options)
@@ -106,6 +106,7 @@ class CeleryBroker(Broker):
             return SendResult(SendStatus.REFUSED, reason=reason)
 
     def _publish(self, tasks: Sequence[TaskMessage]) -> dict[int, SendResult]:
+        """Publish tasks. If one makes the server close the connection, each possible cause is sent alone, and then the others."""
         if not tasks:
             return {}
         deadline = monotonic() + self._settings.timeout.total_seconds()
@@ -122,8 +123,8 @@ class CeleryBroker(Broker):
         """
         Send each task alone that may have made the server close the connection; return the results.
 
-        If the server closes the connection again, the task is MISCONFIGURED. If it was the declaration of a queue that made the
-        server do so, all remaining tasks of that queue are MISCONFIGURED, too.
+        If the server closes the connection again, the task is MISCONFIGURED. If the declaration of a queue makes the server close
+        it both times, all remaining tasks of that queue are MISCONFIGURED, too.
         """
         results: dict[int, SendResult] = {}
         for task in first.possible_poison:

@@ -4,11 +4,11 @@ Publish to RabbitMQ: write messages one after the other, and wait for their conf
 | answer of the server | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | the task's queue is declared again, and the task is sent again; otherwise MISCONFIGURED |
+| return (no queue is bound), then ack | the task's queue is declared again, and the task is sent again; MISCONFIGURED if it has none |
 | nack (a queue is full and rejects) | MISCONFIGURED: it is tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for messages that were not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer is sent again alone |
-| the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible poison alone |
+| the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible cause alone |
 | no answer in time, or the connection breaks | UNSURE; the connection is closed |
 
 `brokers/confirms.py` numbers the messages and waits for the confirms. The rest differs from the outbox's RabbitMQ broker
@@ -39,7 +39,7 @@ from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
 
 CLOSE_SECONDS = 2.0
-MANDATORY = True
+MANDATORY = True  # the server returns a message that reaches no queue
 TASKS_PER_WRITE = 100  # tasks that are written to the socket together
 MIN_TIMEOUT = 0.01  # seconds; 0 would make the socket non-blocking
 
@@ -60,8 +60,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
     Args:
         result: the result of the task.
-        possible_poison: the tasks of which one made the server do so; each is tried alone to find this task.
-        queue: the queue of these tasks, if the server did so when it was declared. None: it did so when they were published.
+        possible_poison: the tasks of which one made the server close the connection; each is tried alone to find this task.
+        queue: the queue of these tasks, if its declaration made the server close the connection. None: a published task did.
     """
 
     result: SendResult

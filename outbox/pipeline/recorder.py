@@ -80,9 +80,9 @@ class Recorder:
     """
     Records topics of one broker, in the thread that calls `run_once`.
 
-    All messages up to a time T are recorded if the group had no backlog at T, and each delivery that it held at T has been
-    written since. An earlier process or connection may have held deliveries, too. They are redelivered within `INVISIBLE` and
-    `REDELIVERED_WITHIN`, so `read_until` does not advance before that time has passed.
+    All messages up to a time T are recorded if the group had no backlog at T, and each delivery that was unacknowledged at T has
+    been written since. An earlier process or connection may have left unacknowledged deliveries. They are redelivered within
+    `INVISIBLE` and `REDELIVERED_WITHIN`, so `read_until` does not advance before that time has passed.
 
     Args:
         alias: the broker's alias.
@@ -101,8 +101,8 @@ class Recorder:
         self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._invisible_for = conf.settings().consumer.invisible
         self._opened: tuple[Receives, database.Connection] | None = None
-        self._redelivered_by = 0.0  # monotonic; by then, deliveries of earlier processes have come back
-        # monotonic time, database time, and the topics without a backlog then
+        self._redelivered_by = 0.0  # the monotonic time by which unfinished deliveries of earlier processes are redelivered
+        # Each check of the backlog: its time (monotonic, and by the database's clock), and the topics that had no backlog.
         self._caught_up: deque[tuple[float, datetime, list[str]]] = deque()
         self._check_backlog_at = self._heartbeat_at = 0.0
 
@@ -126,8 +126,7 @@ class Recorder:
 
         Raises:
             BrokerUnavailable, psycopg.Error: broker or database cannot be reached; or the broker refuses a topic, and all
-            messages
-                of the other topics are recorded.
+                messages of the other topics are recorded.
         """
         started_at: datetime | None = None
         while not is_stopped():

@@ -1,9 +1,9 @@
 """
 Send lost messages again: the messages of a finding, as far as they still exist.
 
-A message that has arrived since is not sent again. If it was lost at the broker, a relay sends it, under its old number. If only
-one group lost it, it is deferred in the inbox of that group. The group's consumers handle it then, and drop a copy that the
-broker may still deliver.
+A message that has arrived since the audit is not sent again. A relay sends messages that were lost at the broker, with their old
+numbers. A message that only one group lost is stored as a deferred message of this group. The group's consumers then handle it,
+and drop a copy that the broker may still deliver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox.deliver_again import Undelivered, deliver_again
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import FindingKind, Stage
 
-MAX_MESSAGES = 10_000  # that are sent again at a time for one finding
+MAX_MESSAGES = 10_000  # messages of one finding that are sent again at a time
 
 # The messages with the numbers of a range.
 NUMBERED = """
@@ -146,7 +146,11 @@ def _is_scattered(finding: AuditFinding) -> bool:
 
 
 def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan) -> list[UUID]:
-    """Return the messages of a finding, by their numbers, or by the ids in the finding if they have no numbers."""
+    """
+    Return the messages of a finding, by their numbers, or by the ids in the finding if they have no numbers.
+
+    Adds to the plan's refusals how many messages cannot be identified.
+    """
     if finding.lane is None:
         named = [uuid_of(message_id) for message_id in finding.message_ids]
         resend_plan.refuse(NOT_NAMED, finding.count - len(named))
@@ -159,7 +163,7 @@ def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan)
 
 
 def _send(resend_plan: ResendPlan, connection: Connection, lost_before: datetime) -> None:
-    """Hand the messages to a relay to be sent again. Messages that cannot be sent are removed from the plan."""
+    """Let a relay send the messages of the plan again. Messages that cannot be sent become refusals of the plan."""
     settled = resend(connection, resend_plan.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         resend_plan.refuse(reason, 1)

@@ -149,7 +149,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
-        """Ask for a confirmation and a reason, then send the messages again. Each finding is logged in its transaction."""
+        """Ask for a confirmation and a reason, then send the messages again, with one transaction and log entry per finding."""
         using = router.db_for_write(AuditFinding)
         plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
@@ -226,7 +226,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         }
 
 
-CHARTS_SHOWN = 6  # of backlogs, and of latencies
+CHARTS_SHOWN = 6  # charts of backlogs, and as many of latencies
 POINTS_PER_CHART = 96
 
 

@@ -7,9 +7,9 @@ Read database and lake together with Spark: each row once, also while days are b
 
 The lake needs no snapshot, because its files never change.
 
-Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a group must only have
-handled messages that were sent after it handled its first message of the topic. Messages that a group ignores are no exception,
-because they have inbox rows, too.
+Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a message
+that a group has not handled is lost only if it was sent after the group handled its first message of the topic. Messages that a
+group ignores are no exception, because they have inbox rows, too.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ Audit one history: compare business rows, outbox, broker and inbox, and report t
     message without a number, observed: sent, not stored     ->  lost at the broker
 
 Messages with numbers are compared in `lanes.py`. Messages without a number were sent half first, or still wait to be claimed.
-They are few, so they are compared by their ids, in a shuffle. `history.py` explains what a history is, and `findings.py` lists the
-kinds of findings.
+They are few, so they are compared by their ids, in a shuffle.
+
+`history.py` explains what a history is, and `findings.py` lists the kinds of findings.
 """
 
 from __future__ import annotations

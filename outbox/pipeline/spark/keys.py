@@ -237,8 +237,8 @@ def digest(spark: SparkSession, history: History) -> str:
     """
     Return the digest of all columns of a history except times.
 
-    Two histories that differ in one row have the same digest with a probability of about 2^-64. The digest
-    contains both the xor and the sum of the rows' hashes, because two equal rows cancel out in the xor.
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. The digest contains both the xor
+    and the sum of the rows' hashes, because two equal rows cancel out in the xor.
     """
     parts = scan(spark, history, DIGEST_COLUMNS, _sums, SUMS).groupBy("name")
     rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()

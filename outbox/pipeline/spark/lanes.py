@@ -3,8 +3,8 @@ Compare outbox, broker and inbox number by number: find the numbers of a lane th
 once, and look up which messages these are.
 
 A lane numbers messages of a topic when they are claimed. Its mark has the first and the last of these numbers. The role of a row,
-such as SENT, says what the row proves about its message. A cell is a bitmap of the numbers with one role in one bucket, a range of
-32,768 numbers (`cells.py`).
+such as SENT, says what the row proves about its message. A cell is a bitmap of the numbers that have one role in one bucket. A
+bucket is a range of 32,768 numbers (`cells.py`).
 
     rows of all frames -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
 
