@@ -86,7 +86,7 @@ class Undelivered(NamedTuple):
 
     Args:
         outbox: alias of the database that published the message; "" if none of this project's databases did.
-        message_id: None if the messages are unknown. Then the entry stands for `messages` numbers of a gap that begins at `number`.
+        message_id: None for unknown messages; the entry then stands for `messages` numbers of the gap that begins at `number`.
         refused: why the message cannot be delivered again; "" if it can.
     """
 

@@ -26,6 +26,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 _prepared: set[type[msgspec.Struct]] = set()
 _preparing = threading.Lock()
 
+# msgspec's error about a required field that comes after one with a default.
 _AFTER_OPTIONAL = re.compile(r"Required field '(\w+)' cannot follow optional fields")
 
 

@@ -151,7 +151,7 @@ class ShutdownWatch(threading.Thread):
         """Wait until the work has ended or the time is over; return the deadline."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
-        latest = float("inf")
+        latest = float("inf")  # the deadline for handlers in other threads, once a handler was given up
         is_logged, request_count = False, self._requests()
         while not self._closed.wait(POLL_SECONDS) and time.monotonic() < ends_at:
             if not _in_handlers:

@@ -4,7 +4,7 @@ Publish to RabbitMQ: write messages one after the other, and wait for their conf
 | answer of the server | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | the task's queue is declared again, and the task is sent again; MISCONFIGURED if it has none |
+| return (no queue is bound), then ack | the task's queue is declared, and the task sent again; MISCONFIGURED without a queue |
 | nack (a queue is full and rejects) | MISCONFIGURED: it is tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for messages that were not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer is sent again alone |
@@ -118,6 +118,7 @@ class ConfirmingProducer:
                 yield task, result
 
     def _publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
+        """Declare queues; publish the first task of a connection alone, the others together, and unanswered ones alone."""
         rest: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
         if rest and not self._is_proved:
             results = self._publish_together(rest[:1], deadline)

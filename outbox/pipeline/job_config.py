@@ -142,7 +142,7 @@ PEM_SETTINGS = {
     "ssl.keystore.certificate.chain": ("ssl.certificate.location", "ssl.certificate.pem"),
     "ssl.keystore.key": ("ssl.key.location", "ssl.key.pem"),
 }
-SAME_IN_JAVA = ("client.dns.lookup", "ssl.key.password", "ssl.cipher.suites")
+SAME_IN_JAVA = ("client.dns.lookup", "ssl.key.password", "ssl.cipher.suites")  # settings with the same name and values
 VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 TRANSLATED_SETTINGS = {
     "security.protocol",

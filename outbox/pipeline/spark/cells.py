@@ -142,7 +142,7 @@ class RoleRules:
             is_earlier = (claimed_at if span.is_by_claim else at) < span.began
             # A delayed message may not have become visible before `until`, so the recorder could not receive it.
             may_be_hidden = (at > span.until - span.hidden) & (span.hidden > 0)
-            cases = {
+            cases = {  # the first one that applies decides
                 Role.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & is_earlier),
                 Role.UNSEEN: is_earlier,
                 Role.UNREAD: at > span.until,
@@ -342,6 +342,7 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
     """Return each row's lane, as an index into the list of lanes that is also returned."""
     source, topic = coded(batch, "source"), coded(batch, "topic")
     lane, has_lane = integers(batch, "lane")
+    # Lanes are smallints. Shifted to be positive, they are less than 2^16, which stands for NULL.
     numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
     low = int(numbered.min(initial=1 << 16))
     span = int(numbered.max(initial=low)) - low + 1

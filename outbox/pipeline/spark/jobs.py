@@ -155,7 +155,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def exit_with_parent() -> None:
-    """Interrupt this process, as Ctrl-C does, when its parent ends. So it deletes its folders and stops its JVM."""
+    """Interrupt this process, as Ctrl-C does, when its parent ends or closes the pipe, so that it deletes its folders."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore SIGINT
     main = threading.main_thread().ident or 0
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 1.0
-NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}
+NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}  # a consumer must name a group, and this one joins none
 URN = "urn:uuid:"  # the header ce_source is this prefix and the source id of the outbox
 AFTER_UNFINISHED = (
     "after an unfinished transaction in partition {partition}, which began at {time}, so read_committed consumers wait for its "
@@ -158,6 +158,7 @@ def _finished(settings: Mapping[str, Any], group: str, partitions: Sequence[Part
 
 
 def _bounds(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+    """Return partition -> its first offset and its last stable offset."""
     low = _offsets(admin, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
     end = _offsets(admin, partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
     return {partition: (low[partition], max(low[partition], end[partition])) for partition in partitions}

@@ -76,7 +76,7 @@ DIGEST = pa.schema(
 
 def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
     """
-    Return the hashes of strings, which are not NULL. Eight bytes at a time are mixed in; then it is finalized as in splitmix64.
+    Return the hashes of strings, none of which is NULL. Their bytes are mixed in eight at a time; splitmix64's finalizer follows.
     """
     strings = strings.cast(pa.string())
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
@@ -306,7 +306,7 @@ CANDIDATE = pa.schema(
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a batch that are on one side of a pair, with their keys and hashes."""
+    """The rows of a batch that are on one side of a pair, with their entries in settings (empty for PLACE), keys and hashes."""
 
     pair: int
     sign: int

@@ -614,6 +614,8 @@ def _frames_with_ids(finding: Breach) -> tuple[str, ...]:
 
 
 def _row_filter(for_ids: Mapping[str, RangeIndex], for_repeats: Mapping[str, RangeIndex]) -> Any:
+    """Return a function for `scan` that yields the rows whose numbers are to be looked up, as rows of WANTED_ROW."""
+
     def select(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             number, _ = integers(batch, "number")
@@ -638,7 +640,7 @@ def _wanted_rows(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=WANTED_ROW)
 
 
-def _look_up(ids: int) -> Any:
+def _look_up(max_ids: int) -> Any:
     """Return a function that returns the messages of the wanted numbers in a group of buckets, and their repeated numbers."""
 
     def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
@@ -647,7 +649,7 @@ def _look_up(ids: int) -> Any:
         repeated = table.filter(pa.array(why >= FOR_REPEATS))
         buckets = (repeated["number"].to_numpy() - 1) // BUCKET
         of_buckets = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
-        found = [{**location, **repeat} for rows in of_buckets for repeat in repeats(rows, ids=ids)]
+        found = [{**location, **repeat} for rows in of_buckets for repeat in repeats(rows, ids=max_ids)]
         for_ids = table.filter(pa.array(why % FOR_REPEATS == FOR_ID))
         columns = {
             **{name: for_ids[name] for name in LANE},

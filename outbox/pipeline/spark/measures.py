@@ -114,13 +114,14 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
         return []
     by_minute = {minute.minute: minute for minute in minutes}
     span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
+    # Running totals of each count: the count in a window is the difference of two of them.
     sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
     states: list[BacklogState] = []
     for index in range(len(span)):
         begin = max(0, index + 1 - CURRENT_MINUTES)
         before = max(0, begin - BASELINE_MINUTES)
-        now = BacklogMinute(index + 1 - begin, *(of[index + 1] - of[begin] for of in sums))
-        cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
+        now = BacklogMinute(index + 1 - begin, *(totals[index + 1] - totals[begin] for totals in sums))
+        cause = _cause(now, BacklogMinute(begin - before, *(totals[begin] - totals[before] for totals in sums)))
         onset = None
         if cause is not BacklogCause.NONE:
             episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None

@@ -142,7 +142,7 @@ def _parts(
 
 
 def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
-    """Write a frame. On an error, read its tables again with checks of each value, and return findings about the broken rows."""
+    """Write a frame. If a damaged row may have caused an error, read again with checks; return findings about damaged rows."""
     queries = [part for part in parts if isinstance(part, tuple)]
 
     def write(*, with_care: bool) -> None:
@@ -156,8 +156,8 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
             write(with_care=False)
             return []
         except Exception as error:  # errors of tasks are of PySpark or py4j
-            is_careful = any(statement.careful for _, _, statement in queries)
-            if not is_careful or any(text in str(error) for text in NO_DAMAGE):
+            has_careful_query = any(statement.careful for _, _, statement in queries)
+            if not has_careful_query or any(text in str(error) for text in NO_DAMAGE):
                 raise
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)

@@ -293,8 +293,8 @@ def read_part(
     first_id = first_id if frame in MESSAGE_FRAMES else ""
     if first_id and "message_id" not in wanted:
         wanted.append("message_id")
-    codes = [name for name in DICTIONARY_COLUMNS if name in wanted]
-    with open_file(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
+    encoded = [name for name in DICTIONARY_COLUMNS if name in wanted]
+    with open_file(file) as source, pq.ParquetFile(source, read_dictionary=encoded) as parquet:
         count = parquet.metadata.num_row_groups
         of_part = range(part * count // PARTS_PER_FILE, (part + 1) * count // PARTS_PER_FILE)
         groups = [group for group in of_part if not where_null or _may_have_null(parquet.metadata, group, where_null)]
@@ -303,6 +303,8 @@ def read_part(
 
 
 def _reader(read_part: Callable[..., Batches], work: Work) -> Any:
+    """Return a function for `mapInArrow` that reads the parts of files that its rows name, and calls `work` with each part."""
+
     def read(parts: Batches) -> Batches:
         for batch in parts:
             for part in batch.to_pylist():
