@@ -137,9 +137,9 @@ def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]
     undelivered: list[Undelivered] = []
     for source in sorted({row[0] for row in rows}):
         if outbox := _find_outbox(source, group.using):
-            places = {message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source}
-            for message_id, text in database.raw(outbox).execute(HEADERS, [list(places)]).fetchall():
-                (topic, lane, number), headers = places[message_id], read_headers(text)
+            numbered = {message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source}
+            for message_id, text in database.raw(outbox).execute(HEADERS, [list(numbered)]).fetchall():
+                (topic, lane, number), headers = numbered[message_id], read_headers(text)
                 type_name = headers.get(Header.TYPE, "")
                 if group.find(topic, type_name, headers.get(Header.TAG, "")):
                     undelivered.append(Undelivered(group.name, outbox, topic, lane, number, message_id, type_name))
@@ -194,7 +194,7 @@ def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: st
             if delivery.message_id not in still_ignored
         ]
         is_stored = defer(inbox, group.name, deferrals) if deferrals else []
-        done = [delivery.message_id for (delivery, _), is_new in zip(deferrals, is_stored, strict=True) if is_new]
-        values = {"act": Act.DELIVERED_AGAIN, "topic": topic, "group": group.name, "reason": reason, "by": by, "ids": done}
+        stored_ids = [delivery.message_id for (delivery, _), is_new in zip(deferrals, is_stored, strict=True) if is_new]
+        values = {"act": Act.DELIVERED_AGAIN, "topic": topic, "group": group.name, "reason": reason, "by": by, "ids": stored_ids}
         inbox.execute(RECORD, values)
-    return len(done)
+    return len(stored_ids)

@@ -111,11 +111,11 @@ def maintenance(self: Any) -> None:
     targets = hosts.relay_targets()
     with _watch_for_shutdown() as shutdown:
         databases = sorted({target.database for target in targets})
-        done = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
-        done.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
-        done += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
+        succeeded = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
+        succeeded.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
+        succeeded += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
         is_in_worker = not (self.request.called_directly or self.request.is_eager)
-        has_to_repeat = is_in_worker and not (all(done) or shutdown.requested.is_set())
+        has_to_repeat = is_in_worker and not (all(succeeded) or shutdown.requested.is_set())
     if has_to_repeat:
         raise self.retry(countdown=RETRY_SECONDS)
 

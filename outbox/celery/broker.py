@@ -113,9 +113,9 @@ class CeleryBroker(Broker):
         results, refusal = self._call(tasks, deadline)
         while refusal is not None:
             single_results = self._send_alone(refusal, results, deadline)
-            rest = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in single_results]
+            remaining = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in single_results]
             results |= single_results
-            new_results, refusal = self._call(rest, deadline)
+            new_results, refusal = self._call(remaining, deadline)
             results |= _keep_unsure(results, new_results)
         return results
 

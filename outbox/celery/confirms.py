@@ -119,14 +119,14 @@ class ConfirmingProducer:
 
     def _publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
         """Declare queues; publish the first task of a connection alone, the others together, and unanswered ones alone."""
-        rest: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
-        if rest and not self._is_proved:
-            results = self._publish_together(rest[:1], deadline)
+        remaining: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
+        if remaining and not self._is_proved:
+            results = self._publish_together(remaining[:1], deadline)
             self._is_proved = results[0].status is SendStatus.ACCEPTED
-            yield rest[0], results[0]
-            rest = rest[1:]
+            yield remaining[0], results[0]
+            remaining = remaining[1:]
         unanswered: list[tuple[TaskMessage, SendResult]] = []
-        for task, result in zip(rest, self._publish_together(rest, deadline), strict=True):
+        for task, result in zip(remaining, self._publish_together(remaining, deadline), strict=True):
             if result.status is SendStatus.UNSURE and not self.is_broken:
                 unanswered.append((task, result))  # one of the tasks made the server close the channel
             else:
@@ -160,14 +160,14 @@ class ConfirmingProducer:
                 not_sent = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings do not have the queue
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
-        rest = []
+        remaining = []
         for task in tasks:
             result = not_sent or next((refused[name] for name in task.stored.queues if name in refused), None)
             if result is None:
-                rest.append(task)
+                remaining.append(task)
             else:
                 yield task, result
-        return rest
+        return remaining
 
     def _open_declaring_channel(self) -> Any:
         """
@@ -229,10 +229,10 @@ class ConfirmingProducer:
     def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Record that the connection broke, and a refusal if the server closed it because of one of these tasks."""
         self.is_broken = True
-        closed = closed_by_server(error)
-        if possible_poison and closed is not None and closed.reply_code not in AMQP_OUTAGES:
-            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), possible_poison, queue)
-        return failed(SendStatus.UNAVAILABLE, closed or error)
+        closing_error = closed_by_server(error)
+        if possible_poison and closing_error is not None and closing_error.reply_code not in AMQP_OUTAGES:
+            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closing_error), possible_poison, queue)
+        return failed(SendStatus.UNAVAILABLE, closing_error or error)
 
     def _was_returned(self, task: TaskMessage) -> bool:
         """Return whether the server has returned a message, and forget it."""

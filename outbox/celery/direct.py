@@ -90,10 +90,10 @@ class DirectProducer:
 
         Redis does not know the type of an exchange before a queue of it was declared.
         """
-        known = self._app.amqp.queues
+        known_queues = self._app.amqp.queues
         if stored.queues or not stored.exchange:
-            return [known[name] for name in stored.queues]
-        return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == stored.exchange]
+            return [known_queues[name] for name in stored.queues]
+        return [queue for queue in list(known_queues.values()) if queue.exchange and queue.exchange.name == stored.exchange]
 
     def _reaches_a_queue(self, stored: StoredTask) -> bool:
         """Return whether a task reaches a queue. A virtual transport silently drops a message that reaches none."""

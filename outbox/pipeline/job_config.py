@@ -245,10 +245,10 @@ def pipeline_config(
         more["archived"] = _archived(using)
     else:
         more.setdefault("since", _complete_since(using))
-    seen = [topic for broker in readable for topic in _topics_of(broker)]
-    recorded = _recorded(using, without=seen)
+    seen_topics = [topic for broker in readable for topic in _topics_of(broker)]
+    recorded = _recorded(using, without=seen_topics)
     clusters = [_kafka_cluster(alias, client, using, without=recorded) for alias, client in kafka_brokers().items()]
-    seen += [topic for cluster in clusters for topic in cluster.topics]
+    seen_topics += [topic for cluster in clusters for topic in cluster.topics]
     return PipelineConfig(
         outbox=databases[using],
         brokers=[databases[alias] for alias in sorted({*readable.values()})],
@@ -256,7 +256,7 @@ def pipeline_config(
         kafka_jars=settings().kafka_jars,
         business=[_business(using, name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
-        seen_topics=[*seen, *recorded],
+        seen_topics=[*seen_topics, *recorded],
         recorded=recorded,
         ordered_topics=[name for name in sorted(conf.settings().topics) if conf.topic_settings(name).type is TopicType.FIFO],
         settle_seconds=settle.total_seconds(),
@@ -336,8 +336,8 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         # `info.get_parameters()` would do the same, but fails without a home directory.
-        given = [option for option in connection.pgconn.info if option.val not in (None, option.compiled)]
-        parameters = {option.keyword.decode(): option.val.decode() for option in given if option.val}
+        given_options = [option for option in connection.pgconn.info if option.val not in (None, option.compiled)]
+        parameters = {option.keyword.decode(): option.val.decode() for option in given_options if option.val}
         login = quote(info.user, safe="")
         if info.password:
             login += f":{quote(info.password, safe='')}"
@@ -371,12 +371,12 @@ def _complete_since(using: str) -> datetime | None:
         cursor.execute(FIND_OLDEST_DAY)
         [day] = cursor.fetchone()
     oldest = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) if day else None
-    kept = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
+    kept_for = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
     if (
         installed_at and oldest and oldest.date() > installed_at.date()
     ):  # days were dropped, possibly when the retention was shorter
-        kept = min(kept, now - oldest)
-    since = now - kept + min(kept / 4, timedelta(days=1))
+        kept_for = min(kept_for, now - oldest)
+    since = now - kept_for + min(kept_for / 4, timedelta(days=1))
     return None if installed_at is None or installed_at > since else since
 
 

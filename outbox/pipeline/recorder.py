@@ -231,8 +231,8 @@ class Recorder:
         Record that topics are read up to a time, except topics that the broker refuses, because unread messages may wait in them.
         """
         refusals = self._refusals(broker)
-        known = [topic for topic in topics if topic not in refusals]
-        connection.execute(READ_UNTIL, {"time": asked_at, "topics": known, "broker": self.alias, "group": self.group})
+        accepted = [topic for topic in topics if topic not in refusals]
+        connection.execute(READ_UNTIL, {"time": asked_at, "topics": accepted, "broker": self.alias, "group": self.group})
 
     def _refusals(self, broker: Receives) -> dict[str, str]:
         """Return the topics to record that the broker refuses to receive from as configured -> the reason."""

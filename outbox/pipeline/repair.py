@@ -83,15 +83,15 @@ def plan(finding: AuditFinding, using: str) -> ResendPlan:
         resend_plan.refuse(reason, finding.count)
         return resend_plan
     ids = _ids(finding, connection, resend_plan)
-    known = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
-    resend_plan.refuse(GONE, len(ids) - len(known))
+    sendable = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
+    resend_plan.refuse(GONE, len(ids) - len(sendable))
     if finding.stage == Stage.INBOX:
         inbox = database.raw(groups()[finding.consumer_group].using)
         for query, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
-            arrived = {row[0] for row in inbox.execute(query, [finding.consumer_group, list(known)]).fetchall()}
+            arrived = {row[0] for row in inbox.execute(query, [finding.consumer_group, list(sendable)]).fetchall()}
             resend_plan.refuse(reason, len(arrived))
-            known -= arrived
-    resend_plan.ids = [message_id for message_id in ids if message_id in known]
+            sendable -= arrived
+    resend_plan.ids = [message_id for message_id in ids if message_id in sendable]
     return resend_plan
 
 
@@ -152,9 +152,9 @@ def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan)
     Adds to the plan's refusals how many messages cannot be identified.
     """
     if finding.lane is None:
-        named = [uuid_of(message_id) for message_id in finding.message_ids]
-        resend_plan.refuse(NOT_NAMED, finding.count - len(named))
-        return named[:MAX_MESSAGES]
+        known_ids = [uuid_of(message_id) for message_id in finding.message_ids]
+        resend_plan.refuse(NOT_NAMED, finding.count - len(known_ids))
+        return known_ids[:MAX_MESSAGES]
     span = {"lane": finding.lane, "first": finding.first_number, "last": finding.last_number}
     rows = connection.execute(NUMBERED, {**span, "topic": finding.topic, "limit": MAX_MESSAGES}).fetchall()
     if not _is_scattered(finding):

@@ -232,13 +232,13 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
     newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
     is_known = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
-    known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
+    known_at: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for known_finding in AuditFinding.objects.using(using).filter(is_known, run__in=earlier):
-        known[_location(known_finding)].append(known_finding)
-    identities = {_identity(finding) for findings in known.values() for finding in findings}
+        known_at[_location(known_finding)].append(known_finding)
+    identities = {_identity(finding) for findings in known_at.values() for finding in findings}
     # This cheap comparison excludes nearly all findings, because most of them were already found the night before.
     candidates = (finding for finding in run.findings.order_by("pk") if _identity(finding) not in identities)
-    return [finding for finding in candidates if not _is_covered(finding, known[_location(finding)])]
+    return [finding for finding in candidates if not _is_covered(finding, known_at[_location(finding)])]
 
 
 def _is_covered(finding: AuditFinding, earlier: Sequence[AuditFinding]) -> bool:
@@ -247,8 +247,8 @@ def _is_covered(finding: AuditFinding, earlier: Sequence[AuditFinding]) -> bool:
         return False
     if finding.first_number is not None and finding.last_number is not None:
         return any(_has_all(other, finding.first_number, finding.last_number) for other in earlier)
-    named = _message_names(finding)
-    return len(named) == finding.count and named <= {name for other in earlier for name in _message_names(other)}
+    names = _message_names(finding)
+    return len(names) == finding.count and names <= {name for other in earlier for name in _message_names(other)}
 
 
 def _location(finding: AuditFinding) -> tuple[Any, ...]:

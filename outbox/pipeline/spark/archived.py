@@ -131,14 +131,14 @@ def _naming_damaged_files(lake: Lake) -> Iterator[None]:
 def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], repeated: Container[str]) -> DataFrame:
     """Return each row once: if several commits contain it, from the one with the highest attempt."""
     parts = [_read_frame(spark, lake, frame, [commit for commit in commits if commit.day not in repeated])]
-    several = [
+    repeated_parts = [
         _read_frame(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
         for commit in commits
         if commit.day in repeated
     ]
-    if several:
+    if repeated_parts:
         latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
-        rows = reduce(DataFrame.unionAll, several).withColumn("rank", F.row_number().over(latest))
+        rows = reduce(DataFrame.unionAll, repeated_parts).withColumn("rank", F.row_number().over(latest))
         parts.append(rows.where("rank = 1").select(*spark_schema(frame).names))
     return reduce(DataFrame.unionAll, parts)
 
@@ -190,13 +190,13 @@ def copies(rows: DataFrame) -> DataFrame:
     Takes the result of `drop_repeated_rows`, and returns the same columns.
     """
     later = rows.where("delivery_count > 1")
-    of_later = (
+    later_counts = (
         rows.join(later.select(*MESSAGE).distinct(), MESSAGE, "left_semi")
         .groupBy(*MESSAGE, "delivery_count")
         .agg(F.count("*").alias("n"))
     )
     earlier = Window.partitionBy(*MESSAGE).orderBy("delivery_count").rowsBetween(Window.unboundedPreceding, -1)
-    explained = of_later.select(*MESSAGE, "delivery_count", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
+    explained = later_counts.select(*MESSAGE, "delivery_count", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
     copy = F.row_number().over(Window.partitionBy(*MESSAGE, "delivery_count").orderBy("id", "recorded_at"))
     unexplained = later.withColumn("copy", copy).join(explained, [*MESSAGE, "delivery_count"]).where("copy > explained")
     return rows.where("delivery_count = 1").unionAll(unexplained.select(*rows.columns))
@@ -229,13 +229,13 @@ def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complet
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
-    ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
+    ends_before = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
     marks = spark.read.parquet(f"{folder}/marks").collect()
     moved_marks = []
     for row in marks:
         lane = row.source, row.topic, row.lane
-        before, otherwise = ends.get(lane, (None, 0 if is_complete else row.last))
-        moved_marks.append((*lane, 1 + (otherwise if before is None else before), row.last))
+        before, fallback = ends_before.get(lane, (None, 0 if is_complete else row.last))
+        moved_marks.append((*lane, 1 + (fallback if before is None else before), row.last))
     spark.createDataFrame(moved_marks, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
 
 

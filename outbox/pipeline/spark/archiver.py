@@ -435,9 +435,9 @@ def _id_ranges(reading: Connection, span: Span, rows: int, per_part: int) -> lis
 
     The first one has no lower bound and the last one no upper bound, because rows of a day may be about messages of other days.
     """
-    found = [
+    rows_at_bounds = [
         reading.execute(FIND_ID_AT_OFFSET, [span.first_id, span.end_id, offset]).fetchone()
         for offset in range(per_part, rows, per_part)
     ]
-    ids = [row[0] for row in found if row]
+    ids = [row[0] for row in rows_at_bounds if row]
     return list(zip([None, *ids], [*ids, None], strict=True))

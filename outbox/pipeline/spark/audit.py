@@ -51,14 +51,14 @@ def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataF
     Takes a frame with the column `number` and those in `keys` and `orders`. Returns its columns, and `overtaken_by`, the higher
     number in the first order. The windows are partitioned by key. A key is a customer or an order, so the partitions are small.
     """
-    before = {
+    highest_before = {
         f"before_{nth}": F.max("number").over(Window.partitionBy(*keys).orderBy(*by).rowsBetween(Window.unboundedPreceding, -1))
         for nth, by in enumerate(orders)
     }
     return (
         frame.where(F.col("number").isNotNull())
-        .withColumns(before)
-        .where(reduce(Column.__and__, [F.col(name) > F.col("number") for name in before]))
+        .withColumns(highest_before)
+        .where(reduce(Column.__and__, [F.col(name) > F.col("number") for name in highest_before]))
         .select(*frame.columns, F.col("before_0").alias("overtaken_by"))
     )
 
@@ -177,8 +177,8 @@ def observed(roles: RoleRules, cutoff_micros: int, frame: str, batch: pa.RecordB
     match frame:
         case "places":
             state, under_way = coded(batch, "state"), np.where(is_old, "late", "open")
-            sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles.of_sent(batch)])
-            yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
+            if_sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles.of_sent(batch)])
+            yield np.where(state.is_("sent"), if_sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
             for index, is_not_owed in roles.not_owed(batch):
                 yield [f"not for {roles.groups[index].name}" if flag else None for flag in is_not_owed]
         case "broker":

@@ -194,13 +194,13 @@ def recorded_spans(config: PipelineConfig, history: History) -> dict[str, Record
     """Return the spans of topics whose brokers are not known for all times, shortened by the clock tolerance at both ends."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     spans = {}
-    of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}
+    kafka_topics = {topic for cluster in config.kafka for topic in cluster.topics}
     for topic in {**config.recorded, **history.recorded}:
         hidden_seconds = config.recorded.get(topic, 0.0)
         recorded = history.recorded.get(topic, RecordedTimes(history.as_of, None))
         began = recorded.began + tolerance
         until = began if recorded.until is None else recorded.until - tolerance
-        spans[topic] = RecordedSpan(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in of_kafka)
+        spans[topic] = RecordedSpan(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in kafka_topics)
     return spans
 
 

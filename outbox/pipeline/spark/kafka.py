@@ -159,18 +159,18 @@ def _finished(settings: Mapping[str, Any], group: str, partitions: Sequence[Part
 
 def _bounds(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
     """Return partition -> its first offset and its last stable offset."""
-    low = _offsets(admin, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
+    first = _offsets(admin, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
     end = _offsets(admin, partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
-    return {partition: (low[partition], max(low[partition], end[partition])) for partition in partitions}
+    return {partition: (first[partition], max(first[partition], end[partition])) for partition in partitions}
 
 
 def _offsets(
-    admin: AdminClient, partitions: Sequence[Partition], which: OffsetSpec, level: IsolationLevel
+    admin: AdminClient, partitions: Sequence[Partition], spec: OffsetSpec, level: IsolationLevel
 ) -> dict[Partition, int]:
     if not partitions:
         return {}
-    wanted = {TopicPartition(*partition): which for partition in partitions}
-    offsets = admin.list_offsets(wanted, isolation_level=level, request_timeout=ANSWER_SECONDS)
+    specs = {TopicPartition(*partition): spec for partition in partitions}
+    offsets = admin.list_offsets(specs, isolation_level=level, request_timeout=ANSWER_SECONDS)
     return {(found.topic, found.partition): answer.result(ANSWER_SECONDS).offset for found, answer in offsets.items()}
 
 
@@ -246,8 +246,8 @@ def _identified(records: DataFrame) -> DataFrame:
 
 def _header(name: str) -> Column:
     """Return the last header with this name as text; NULL if there is none."""
-    named = F.filter("headers", lambda header: header.key == name)
-    return F.try_element_at(named, F.lit(-1)).value.cast("string")
+    matching = F.filter("headers", lambda header: header.key == name)
+    return F.try_element_at(matching, F.lit(-1)).value.cast("string")
 
 
 def _text(error: Exception) -> str:

@@ -320,14 +320,14 @@ class Side:
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
-        names = set(rows.schema.names)
+        present = set(rows.schema.names)
         columns = [
             np.full(len(rows), self.pair, np.int8),
             self.subjects.filter(mask).cast(pa.string()),
             self.keys.filter(mask),
             *((ones, 0 * ones) if self.sign == LEFT else (0 * ones, ones)),
-            rows.column("topic").cast(pa.string()) if "topic" in names else pa.nulls(len(rows), pa.string()),
-            micros_of(rows, "at") if "at" in names else 0 * ones,
+            rows.column("topic").cast(pa.string()) if "topic" in present else pa.nulls(len(rows), pa.string()),
+            micros_of(rows, "at") if "at" in present else 0 * ones,
         ]
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CANDIDATE)
 
@@ -351,12 +351,12 @@ class Keys:
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Return frame -> the columns to read."""
-        values: dict[str, tuple[str, ...]] = {}
+        columns_of: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
                 at = ("at",) if self.since_micros is not None and frame != "places" else ()
-                values[frame] = tuple(dict.fromkeys((*values.get(frame, ()), *columns, *at)))
-        return values
+                columns_of[frame] = tuple(dict.fromkeys((*columns_of.get(frame, ()), *columns, *at)))
+        return columns_of
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the digests of a part of a frame."""

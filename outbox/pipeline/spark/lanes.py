@@ -372,9 +372,11 @@ def _collect(result: Report, config: PipelineConfig, history: History, marks: Se
 
 def _finding(mark: Mark, row: Any, recorded: RecordedTimes | None) -> Breach:
     group = row.label if row.stage == Stage.INBOX else ""
-    span = row.last - row.first + 1
+    range_size = row.last - row.first + 1
     detail = (
-        f"{row.n} of these {span} numbers" if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < span else ""
+        f"{row.n} of these {range_size} numbers"
+        if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < range_size
+        else ""
     )
     if row.kind == FindingKind.LATE and row.stage == Stage.BROKER:
         detail = unread_detail(recorded)
@@ -452,8 +454,8 @@ class RangeIndex:
         if not len(self.starts) or not len(numbers) or (codes < 0).all():
             return is_in_range
         packed = (codes << LANE_SHIFT)[lanes] + numbers - 1
-        span = np.searchsorted(self.starts, packed, "right") - 1
-        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[span])
+        range_number = np.searchsorted(self.starts, packed, "right") - 1
+        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[range_number])
         is_in_range[hits[(numbers[hits] >= 1) & (numbers[hits] <= HIGHEST)]] = True
         return is_in_range
 
@@ -461,12 +463,12 @@ class RangeIndex:
 def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the ranges in order; overlapping ones are merged."""
     first, last = 0, -1
-    for a, b in sorted(spans):
-        if a > last:
+    for start, end in sorted(spans):
+        if start > last:
             if last >= first:
                 yield first, last
-            first = a
-        last = max(last, b)
+            first = start
+        last = max(last, end)
     if last >= first:
         yield first, last
 
@@ -490,19 +492,21 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     for group in keys["consumer_group"].unique().to_pylist():
         rows_of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
         for kind in FindingKind.DUPLICATED, FindingKind.RENUMBERED:
-            of_kind = [row for row in rows_of_group if (len(row["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
-            for first, last, of_span in _spans(of_kind):
+            matching = [
+                row for row in rows_of_group if (len(row["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)
+            ]
+            for first, last, rows_in_range in _spans(matching):
                 yield {
                     "consumer_group": group,
                     "kind": kind.value,
                     "first": first,
                     "last": last,
-                    "numbers": len(of_span),
+                    "numbers": len(rows_in_range),
                     "n": sum(
                         row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"])
-                        for row in of_span
+                        for row in rows_in_range
                     ),
-                    "ids": [message_id for row in of_span[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
+                    "ids": [message_id for row in rows_in_range[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
                 }
 
 
@@ -648,8 +652,8 @@ def _look_up(max_ids: int) -> Any:
         location = {name: table[name][0].as_py() for name in ("frame", *LANE)}
         repeated = table.filter(pa.array(why >= FOR_REPEATS))
         buckets = (repeated["number"].to_numpy() - 1) // BUCKET
-        of_buckets = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
-        found = [{**location, **repeat} for rows in of_buckets for repeat in repeats(rows, ids=max_ids)]
+        rows_by_bucket = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
+        repeated_ranges = [{**location, **repeat} for rows in rows_by_bucket for repeat in repeats(rows, ids=max_ids)]
         for_ids = table.filter(pa.array(why % FOR_REPEATS == FOR_ID))
         columns = {
             **{name: for_ids[name] for name in LANE},
@@ -657,13 +661,13 @@ def _look_up(max_ids: int) -> Any:
             "first": for_ids["number"],
             "ids": pa.ListArray.from_arrays(np.arange(len(for_ids) + 1, dtype=np.int32), for_ids["message_id"].combine_chunks()),
         }
-        return pa.concat_tables([pa.Table.from_pylist(found, LOOKED_UP), pa.table(columns)], promote_options="default")
+        return pa.concat_tables([pa.Table.from_pylist(repeated_ranges, LOOKED_UP), pa.table(columns)], promote_options="default")
 
     return look_up
 
 
 def _repeat_finding(row: Mapping[str, Any]) -> Breach:
-    span = row["last"] - row["first"] + 1
+    range_size = row["last"] - row["first"] + 1
     return Breach(
         FindingKind(row["kind"]),
         next(stage for stage, frame in FRAME_OF.items() if frame == row["frame"]),
@@ -671,7 +675,7 @@ def _repeat_finding(row: Mapping[str, Any]) -> Breach:
         first=row["first"],
         last=row["last"],
         count=row["n"],
-        detail=f"{row['numbers']} of these {span} numbers" if row["numbers"] < span else "",
+        detail=f"{row['numbers']} of these {range_size} numbers" if row["numbers"] < range_size else "",
         ids=tuple(row["ids"]),
     )
 
@@ -679,6 +683,6 @@ def _repeat_finding(row: Mapping[str, Any]) -> Breach:
 def _with_ids(config: PipelineConfig, finding: Breach, ids: Mapping[NumberKey, str]) -> Breach:
     if finding.lane < 0 or finding.ids or finding.kind in KINDS_WITHOUT_IDS:
         return finding
-    span: Sequence[int] = range(finding.first, min(finding.last, finding.first + config.ids_per_finding - 1) + 1)
-    known = [ids[key] for number in span if (key := (finding.source, finding.topic, finding.lane, number)) in ids]
-    return replace(finding, ids=tuple(known)) if known else finding
+    numbers: Sequence[int] = range(finding.first, min(finding.last, finding.first + config.ids_per_finding - 1) + 1)
+    known_ids = [ids[key] for number in numbers if (key := (finding.source, finding.topic, finding.lane, number)) in ids]
+    return replace(finding, ids=tuple(known_ids)) if known_ids else finding

@@ -38,10 +38,10 @@ def percentile(histogram: Mapping[int, int], share: float) -> float | None:
     """
     bins = sorted((bin_number, n) for bin_number, n in histogram.items() if bin_number != BACKWARDS and n)
     target = share * sum(n for _, n in bins)
-    seen = 0
+    counted = 0
     for bin_number, n in bins:
-        seen += n
-        if seen >= target:
+        counted += n
+        if counted >= target:
             return 1e-6 if bin_number == INSTANT else 2 ** ((bin_number - 0.5) / BINS_PER_DOUBLING) / 1e6
     return None
 
@@ -104,8 +104,8 @@ def minutes_up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMi
     first = last - MAX_MINUTES
     waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
     is_old = any(minute.minute < first for minute in minutes)
-    old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
-    return old + [minute for minute in minutes if first <= minute.minute <= last]
+    initial = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
+    return initial + [minute for minute in minutes if first <= minute.minute <= last]
 
 
 def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
@@ -113,49 +113,49 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     if not minutes:
         return []
     by_minute = {minute.minute: minute for minute in minutes}
-    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
+    all_minutes = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
     # Running totals of each count: the count in a window is the difference of two of them.
-    sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
+    sums = [[0, *accumulate(getattr(minute, name) for minute in all_minutes)] for name in ("produced", "deliveries", "consumed")]
     states: list[BacklogState] = []
-    for index in range(len(span)):
+    for index in range(len(all_minutes)):
         begin = max(0, index + 1 - CURRENT_MINUTES)
-        before = max(0, begin - BASELINE_MINUTES)
-        now = BacklogMinute(index + 1 - begin, *(totals[index + 1] - totals[begin] for totals in sums))
-        cause = _cause(now, BacklogMinute(begin - before, *(totals[begin] - totals[before] for totals in sums)))
+        baseline = max(0, begin - BASELINE_MINUTES)
+        current = BacklogMinute(index + 1 - begin, *(totals[index + 1] - totals[begin] for totals in sums))
+        cause = _cause(current, BacklogMinute(begin - baseline, *(totals[begin] - totals[baseline] for totals in sums)))
         onset = None
         if cause is not BacklogCause.NONE:
             episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
-            onset = episode.onset if episode else _onset(span, index)
+            onset = episode.onset if episode else _onset(all_minutes, index)
             # An episode keeps its cause, except STEADY_OVERLOAD: the actual cause may not be visible in the first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
-        growth = (now.produced - now.consumed) / now.minute
-        states.append(BacklogState(span[index].minute, sums[0][index + 1] - sums[2][index + 1], growth, cause, onset))
+        growth = (current.produced - current.consumed) / current.minute
+        states.append(BacklogState(all_minutes[index].minute, sums[0][index + 1] - sums[2][index + 1], growth, cause, onset))
     return states
 
 
-def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
+def _cause(current: BacklogMinute, baseline: BacklogMinute) -> BacklogCause:
     """
     Return the cause of the growth, from the sums of two windows; in both, `minute` is the length of the window in minutes.
 
     Retries are considered first, because they also make consumption slower.
     """
-    if not now.grows():
+    if not current.grows():
         return BacklogCause.NONE
-    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= RETRY_SHARE:
+    if current.deliveries and (current.deliveries - current.consumed) / current.deliveries >= RETRY_SHARE:
         return BacklogCause.RETRIES
-    if before.minute == 0:
+    if baseline.minute == 0:
         return BacklogCause.STEADY_OVERLOAD
-    if now.produced / now.minute >= FASTER_FACTOR * before.produced / before.minute:
+    if current.produced / current.minute >= FASTER_FACTOR * baseline.produced / baseline.minute:
         return BacklogCause.PRODUCTION_FASTER
-    if now.consumed / now.minute <= SLOWER_FACTOR * before.consumed / before.minute:
+    if current.consumed / current.minute <= SLOWER_FACTOR * baseline.consumed / baseline.minute:
         return BacklogCause.CONSUMPTION_SLOWER
     return BacklogCause.STEADY_OVERLOAD
 
 
-def _onset(span: Sequence[BacklogMinute], index: int) -> int:
+def _onset(all_minutes: Sequence[BacklogMinute], index: int) -> int:
     """Return the minute since which the backlog has been growing without a break, within the current window."""
     start = index
-    while start > max(0, index - CURRENT_MINUTES + 1) and span[start - 1].grows():
+    while start > max(0, index - CURRENT_MINUTES + 1) and all_minutes[start - 1].grows():
         start -= 1
-    return span[start].minute
+    return all_minutes[start].minute

@@ -128,15 +128,15 @@ def _parts(
         parts["broker"] += cluster.messages(spark)
         parts["failed_deliveries"] += cluster.waiting(spark)
     marks = statements.of_marks(None if is_archived else config.since)
-    wanted = [
+    named_statements = [
         *(statements.OUTBOX | {"marks": marks}).items(),
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
         parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), outbox[1])]
     elif config.recorded:
-        wanted.append(("broker", statements.of_recorded(config.recorded)))
-    for name, statement in wanted:
+        named_statements.append(("broker", statements.of_recorded(config.recorded)))
+    for name, statement in named_statements:
         parts[name].append((config.outbox, outbox, statement))
     return parts
 
@@ -161,8 +161,8 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
                 raise
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
-        wanted = [(connection, statement.broken) for _, (connection, _), statement in queries if statement.broken]
-        return [row for connection, statement in wanted for row in broken_rows(connection.execute(statement))]
+        broken_queries = [(connection, statement.broken) for _, (connection, _), statement in queries if statement.broken]
+        return [row for connection, statement in broken_queries for row in broken_rows(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 
