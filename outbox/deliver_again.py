@@ -29,6 +29,7 @@ LISTED = 1000  # maximum number of messages of a gap, and of ignored messages of
 
 SOURCE = "SELECT id FROM outbox_source"
 
+# The open gaps of all groups: ranges of numbers that have not arrived.
 GAPS = """
 SELECT consumer_group, source, topic, lane, first_number, last_number FROM outbox_gap
 WHERE closed_at IS NULL ORDER BY consumer_group, topic, source, lane, first_number
@@ -167,12 +168,13 @@ def deliver_again(rows: Iterable[Undelivered], *, by: str, reason: str = "") -> 
 
 
 def _defer(group: Group, topic: str, ids: Sequence[UUID], *, outbox: str, by: str, reason: str) -> int:
-    """Defer messages of a topic in the form in which a relay sends them."""
+    """Defer messages of a topic in the form in which a relay sends them; return how many are newly deferred."""
     connection = database.raw(outbox)
     [source] = connection.execute(SOURCE).fetchone() or ("",)
     kind = conf.topic_settings(topic).type or TopicType.NORMAL
     deliveries = []
     for message_id, key, headers, about, body, lane, number, sent_at in connection.execute(SENT, [ids]).fetchall():
+        # The builder needs a batch, but neither its id nor its attempt, because these messages are not half messages.
         batch = ClaimedBatch(0, 0, topic, kind, lane, number, [message_id])
         sent = OutgoingBuilder(batch, source=source, is_half=False).build(1, key, headers, about, bytes(body))
         deliveries.append(

@@ -52,6 +52,7 @@ ON CONFLICT (topic) DO UPDATE SET broker = excluded.broker, consumer_group = exc
 WHERE (t.broker, t.consumer_group) <> (excluded.broker, excluded.consumer_group)
 """
 
+# A delivery that was recorded before is skipped.
 RECORD = """
 INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at)
 SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::bigint[], %s::text[], %s::text[], %s::text[],
@@ -59,12 +60,14 @@ SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::big
 ON CONFLICT (message_id, topic, queue, pos, delivery_count) DO NOTHING
 """
 
+# Topics that another group or broker has begun to record meanwhile are left unchanged.
 READ_UNTIL = """
 UPDATE outbox_recorded_topic SET read_until = %(time)s
 WHERE topic = ANY(%(topics)s) AND (broker, consumer_group) = (%(broker)s, %(group)s)
   AND (read_until IS NULL OR read_until < %(time)s)
 """
 
+# The number of topics that are recorded up to a time.
 COUNT_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) AND read_until >= %s"
 
 NOW = "SELECT clock_timestamp()"

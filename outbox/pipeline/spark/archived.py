@@ -224,7 +224,8 @@ def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complet
     Set the first number of each mark to the one after those that were claimed before `since`, as `statements.FIRST` does in SQL.
 
     Args:
-        is_complete: all rows since the installation are there, so a lane without earlier claims begins with number 1.
+        is_complete: whether all rows since the installation are there, so that a lane without claims before `since` begins with
+            number 1. Otherwise, it begins with its lowest number that is left, or after its last number if none is.
     """
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
@@ -259,7 +260,7 @@ class LakeSnapshot:
     Args:
         unsettled: days that are not recorded as deleted from the database.
         is_complete: database and lake together have all rows since the installation.
-        since: the time since which they are audited; None: since the installation.
+        since: the time since which messages are audited; None: since the installation.
         recorded_since: the time since which the recorder's rows are complete; None: since the installation.
     """
 
@@ -295,7 +296,7 @@ def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -
         lake.require_files(commit, *(frame.name for frame in AUDITED_FRAMES))
     days = [*records.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
-    if archived.live_since is None:  # nothing was ever pruned
+    if archived.live_since is None:  # nothing was ever pruned, so database and lake are complete since the installation
         return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
     kept = timedelta(seconds=archived.kept_seconds)
     complete = partial(
@@ -316,10 +317,10 @@ def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[
     Args:
         recorded: the spans of recorded topics in the database.
     """
-    live = snapshot.archived.live_since
-    if live is None:
+    live_since = snapshot.archived.live_since
+    if live_since is None:
         return recorded
-    not_archived = {topic: RecordedTimes(live, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
+    not_archived = {topic: RecordedTimes(live_since, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
     since = snapshot.recorded_since
     return not_archived | {
         topic: replace(recorded_topic, began=max(recorded_topic.began, since)) if since else recorded_topic

@@ -201,7 +201,7 @@ def drop(connection: Connection, span: Span, commit: Commit, deadline: float) ->
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
                 raise DayInUse("open transactions") from error
-            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets the sessions through that are queued)
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (so that queued sessions get their locks)
 
 
 def _try_to_drop(connection: Connection, span: Span, commit: Commit) -> None:

@@ -45,7 +45,7 @@ def keep_alive(connection: psycopg.Connection[Any], *, every: float = KEEP_ALIVE
         while not stopped.wait(every):
             try:
                 connection.execute("SELECT 1")
-            except psycopg.Error:  # in a failed transaction, each query fails, and the session is alive all the same
+            except psycopg.Error:  # in a failed transaction each query fails, but it keeps the session alive, too
                 if connection.closed:
                     return
 
@@ -95,7 +95,7 @@ TOPIC = f"coalesce(t.name, '{NO_TOPIC}' || {{row}}.topic_id)"
 
 # The range of times that all readers support.
 FIRST_TIME, LAST_TIME = "1970-01-01 00:00:00+00", "9999-01-01 00:00:00+00"
-HIGHEST = 1 << 60  # numbers are limited to it, so that sums do not overflow a bigint
+HIGHEST = 1 << 60  # the limit of numbers that are read, so that sums do not overflow a bigint
 
 # A JSON object of strings as `publish` writes it. The pattern excludes what PostgreSQL's jsonb rejects: NUL and lone surrogates.
 _JSON_STRING = (
