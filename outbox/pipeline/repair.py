@@ -36,7 +36,7 @@ AND b.first_seq <= %(last)s AND b.first_seq + cardinality(b.message_ids) > %(fir
 AND b.first_seq + u.n - 1 BETWEEN %(first)s AND %(last)s ORDER BY b.first_seq + u.n LIMIT %(limit)s
 """
 
-# Of the given messages: those whose rows still exist, and those that a group has handled or deferred.
+# The given messages whose rows still exist, and those that a group has handled or deferred.
 KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 HANDLED = "SELECT message_id FROM outbox_inbox WHERE consumer_group = %s AND message_id = ANY(%s)"
 DEFERRED = "SELECT message_id FROM outbox_deferred WHERE consumer_group = %s AND message_id = ANY(%s)"

@@ -62,6 +62,8 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 # remaining bytes of a string, 0 to 8 -> the mask of these bytes in a word
 BYTE_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
+# Sums of a pair and bucket, the right side minus the left one: the number of rows, the upper and the lower halves of their hashes,
+# and their check values.
 DIGEST = pa.schema(
     {
         "pair": pa.int8(),
@@ -230,6 +232,7 @@ DIGEST_COLUMNS = {
     for name, schema in FRAMES.items()
 }
 TEXTS = {column.name for schema in FRAMES.values() for column in schema if isinstance(column.dataType, StringType)}
+# The number of a frame's rows, the xor of their hashes, and the sum of the lower halves of their hashes.
 SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "total": pa.int64()})
 
 
@@ -291,6 +294,7 @@ COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
     PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
 }
 
+# left, right: 1 for the side of the row, and 0 for the other; at: microseconds since 1970.
 CANDIDATE = pa.schema(
     {
         "pair": pa.int8(),

@@ -534,6 +534,7 @@ BUCKETS_PER_GROUP = 8
 
 FOR_ID, FOR_REPEATS = 1, 2  # why a row is looked up: for its message id, or because its number is repeated. The sum means both
 
+# part: the number of the group of buckets that one task looks up.
 WANTED_ROW = pa.schema(
     [
         ("frame", pa.string()),
@@ -544,6 +545,7 @@ WANTED_ROW = pa.schema(
     ]
 )
 
+# A range of repeated numbers, as in `repeats`; or, if `kind` is "", the number `first` and the id of its message.
 LOOKED_UP = pa.schema(
     [
         ("frame", pa.string()),

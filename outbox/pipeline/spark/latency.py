@@ -64,7 +64,7 @@ COLUMNS = {
     "inbox": ("consumer_group", "topic", "message_id", "at"),
 }
 
-# minute: minutes since 1970.
+# minute: minutes since 1970; n: the number of messages.
 HISTOGRAM = pa.schema(
     {
         "topic": pa.string(),
@@ -76,8 +76,8 @@ HISTOGRAM = pa.schema(
     }
 )
 
-Times = tuple[Ints, Bools]  # microseconds since 1970, and for each row whether it has a time
-Hop = tuple[str, Times, Times, Any]  # name, start, end, and for each row whether its message has made the hop
+Times = tuple[Ints, Bools]  # for each row, microseconds since 1970, and whether it has a time
+Hop = tuple[str, Times, Times, Any]  # name, start, end, and for each row (or for all) whether its message has made the hop
 
 
 def histograms(
