@@ -138,9 +138,11 @@ def ignored(group: Group, *, since: datetime | None = None) -> list[Undelivered]
     undelivered: list[Undelivered] = []
     for source in sorted({row[0] for row in rows}):
         if outbox := _find_outbox(source, group.using):
-            numbered = {message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source}
-            for message_id, text in database.raw(outbox).execute(HEADERS, [list(numbered)]).fetchall():
-                (topic, lane, number), headers = numbered[message_id], read_headers(text)
+            location_of = {
+                message_id: (topic, lane, number) for outbox, topic, lane, number, message_id in rows if outbox == source
+            }
+            for message_id, text in database.raw(outbox).execute(HEADERS, [list(location_of)]).fetchall():
+                (topic, lane, number), headers = location_of[message_id], read_headers(text)
                 type_name = headers.get(Header.TYPE, "")
                 if group.find(topic, type_name, headers.get(Header.TAG, "")):
                     undelivered.append(Undelivered(group.name, outbox, topic, lane, number, message_id, type_name))

@@ -23,7 +23,7 @@ import msgspec
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
-_prepared: set[type[msgspec.Struct]] = set()
+_prepared: set[type[msgspec.Struct]] = set()  # types whose decoder was built
 _preparing = threading.Lock()
 
 # msgspec's error about a required field that comes after one with a default.

@@ -76,6 +76,7 @@ class ConfirmingProducer:
     Args:
         connection: a connection of kombu that uses py-amqp.
         is_closing: returns True when no more messages should be sent, and no more confirms awaited.
+        is_broken: whether the connection has failed, so that it must not be used again.
         refusal: why the server closed the connection, if one of the tasks may have made it do so.
     """
 
@@ -88,7 +89,7 @@ class ConfirmingProducer:
         self._wire.on_blocked = self._on_blocked
         self._wire.on_unblocked = self._on_unblocked
         self._channel: ConfirmingChannel | None = None
-        self._returned: set[str] = set()  # ids of messages
+        self._returned: set[str] = set()  # ids of messages that the server has returned
         self._declaring: Any = None  # the channel on which queues are declared
         self._is_proved = False  # whether the server has accepted a message on this connection
         self.is_broken = False

@@ -159,7 +159,7 @@ SECURITY_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl."
 
 def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
     """
-    Return the settings with which a Java client connects as the Python client does, without those that only tune a client.
+    Return the settings with which a Java client connects as the Python client does. Settings that only tune a client are omitted.
 
     Certificates and keys are in the settings themselves, so the machine of the Java client needs no file.
 
@@ -388,6 +388,7 @@ def _installed_at(using: str) -> datetime | None:
 
 
 def _archived(using: str) -> Archived:
+    """Return the lake of a database. Raises ConfigurationError if there is no archive."""
     archive = settings().archive
     if archive is None:
         raise ConfigurationError('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')

@@ -87,7 +87,7 @@ class _Comparison(msgspec.Struct):
 
     writer: Schema
     reader: Schema
-    fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)
+    fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)  # by the ids of a written and a read node
 
     def run(self, written: Node, read: Node) -> Iterator[Misfit]:
         todo: list[_Part] = [("", written, read)]

@@ -394,7 +394,7 @@ def report_html(run: AuditRun, site: AdminSite = admin.site, *, base: str = "", 
 
 
 def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: int) -> dict[str, Any]:
-    """Return the context of `_run.html`; without a site, it has no links."""
+    """Return the context of `_run.html`; without a site, the page has no links."""
 
     def url(view: str, *args: object) -> str:
         return url_of(site, view, *args) if site and may_open else ""
@@ -444,7 +444,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
 
 
 def _stages(run: AuditRun) -> list[dict[str, Any]]:
-    """Return the four stages, with the number of messages that each has, and of those that are lost there."""
+    """Return the four stages, each with the number of its messages, and of the messages that are lost there."""
     sums: Counter[str] = Counter()
     for counts in run.counts.values():
         sums.update(counts)

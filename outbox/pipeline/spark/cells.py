@@ -46,12 +46,12 @@ class Role(enum.IntEnum):
 
 
 class GroupRole(enum.IntEnum):
-    """Roles that every audited group has for itself; `group_role` returns their integers."""
+    """Roles of a message in one audited group; `group_role` returns their integers."""
 
     HANDLED = 0
     DEAD_LETTER = 1
     WAITING = 2  # deferred, or not delivered yet: the broker still has it for the group
-    NOT_OWED = 3  # sent before the group is known to have subscribed, so it need not have been handled
+    NOT_OWED = 3  # sent before the group is known to have subscribed, so the group need not have handled it
     DISCARDED = 4  # by an operator
 
 
@@ -191,7 +191,7 @@ def role_rules(config: PipelineConfig, history: History) -> RoleRules:
 
 
 def recorded_spans(config: PipelineConfig, history: History) -> dict[str, RecordedSpan]:
-    """Return the spans of topics whose brokers are not known for all times, shortened by the clock tolerance at both ends."""
+    """Return the spans of topics whose messages at the broker are not all known, shortened by the clock tolerance at both ends."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     spans = {}
     kafka_topics = {topic for cluster in config.kafka for topic in cluster.topics}

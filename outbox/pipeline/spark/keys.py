@@ -62,8 +62,8 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 # remaining bytes of a string, 0 to 8 -> the mask of these bytes in a word
 BYTE_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
-# Sums of a pair and bucket, the right side minus the left one: the number of rows, the upper and the lower halves of their hashes,
-# and their check values.
+# Sums of a pair and bucket, the right side minus the left one: the number of rows, the upper and the lower halves of their
+# hashes, and their check values.
 DIGEST = pa.schema(
     {
         "pair": pa.int8(),

@@ -421,7 +421,7 @@ def _without_losses_before_groups_began(config: PipelineConfig, rows: list[Any],
             yield finding
 
 
-LANE_SHIFT = 49  # bits: numbers are at most 2^49, and the index of the lane is above them
+LANE_SHIFT = 49  # a number needs at most 49 bits; the index of its lane is in the bits above them
 BEFORE_ALL = np.iinfo(np.int64).min  # the end of an empty range before the first one
 
 

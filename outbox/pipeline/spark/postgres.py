@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Log = Callable[[str], None]
 Opened = dict[str, tuple[Any, str]]  # URL of a database -> a connection in its snapshot, and the snapshot's name
 
+# Texts in errors that are raised after the connection of a snapshot has ended.
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
 
 # Texts in errors that damaged rows do not cause, so reading again with checks would not help.
