@@ -191,7 +191,7 @@ def role_rules(config: PipelineConfig, history: History) -> RoleRules:
 
 
 def recorded_spans(config: PipelineConfig, history: History) -> dict[str, RecordedSpan]:
-    """Return the spans of topics whose messages at the broker are not all known, shortened by the clock tolerance at both ends."""
+    """Return the spans of topics whose messages at the broker are not all known, shortened by the clock tolerance."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     spans = {}
     kafka_topics = {topic for cluster in config.kafka for topic in cluster.topics}
@@ -275,7 +275,7 @@ class Cell:
 
 class Cells:
     """
-    Collects the rows of a part of a frame into cells.
+    Collects rows of a frame into cells.
 
     Args:
         no_number: the role of rows whose number no lane can assign (below 1, or above `HIGHEST`).

@@ -1,5 +1,5 @@
 """
-A history: business rows, outbox, broker and inbox at one moment, as frames in Parquet.
+A history: a copy of business rows, outbox, broker and inbox at one moment. A frame is a table of it, in Parquet.
 
     folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
     folder/history.json: sources, time, the spans of time for which brokers are known; it is written last

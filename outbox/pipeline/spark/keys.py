@@ -12,6 +12,7 @@ compared.
 
 So Spark never shuffles keys, and shuffles hashes only for buckets in which several keys differ. Two unequal sides look equal with
 a probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
+`history.py` defines the frames from which the keys come.
 """
 
 from __future__ import annotations
@@ -363,7 +364,7 @@ class Keys:
         return columns_of
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the digests of a part of a frame."""
+        """Yield the digests of some rows of a frame, as rows of DIGEST."""
         digest = Digest()
         for side in self._sides(frame, batches):
             digest.add(side.pair, side.sign, side.hashes)

@@ -6,7 +6,7 @@ A lane numbers messages of a topic when they are claimed. Its mark has the first
 such as SENT, says what the row proves about its message. A cell is a bitmap of the numbers that have one role in one bucket. A
 bucket is a range of 32,768 numbers (`cells.py`).
 
-    rows of all frames -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
+    rows of all frames (history.py) -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
 
     role    numbers in the bucket
     SENT    1 2 3 4 5                   SENT without broker = {3}: lost at the broker
@@ -269,7 +269,7 @@ def cells(spark: SparkSession, config: PipelineConfig, history: History) -> Data
 
 
 def _summarize(roles: RoleRules, latest: int) -> Any:
-    """Return a function for `scan` that collects the rows of a part of a frame into cells."""
+    """Return a function for `scan` that collects rows of a frame into cells."""
 
     def summarize(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cells_of_part = Cells(ROLE_WITHOUT_NUMBER[frame])

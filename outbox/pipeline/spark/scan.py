@@ -1,5 +1,5 @@
 """
-Scan frames of a history with NumPy on Arrow batches, distributed over Spark's tasks.
+Scan frames of a history (`history.py`) with NumPy on Arrow batches, distributed over Spark's tasks.
 
     topic: ["orders", "orders", "bills"]  ->  Coded(codes=[0, 0, 1], values=["orders", "bills", None])  ->  work  ->  rows
 
@@ -220,7 +220,7 @@ def scan(
     where_null: str = "",
 ) -> DataFrame:
     """
-    Call a function for each part of some frames, and return its results as one frame.
+    Call a function for some frames, once for each part of a file, and return its results as one frame.
 
     Args:
         columns: frame -> the columns to read.
