@@ -2,8 +2,8 @@
 Compare by key: find business rows without a message, and message rows without a place in the outbox. And digest a history.
 
     pair     left                        right
-    ABOUT    business row shop.order:7   message about shop.order:7      a key on one side only: lost, or orphan
-    PLACE    message row 01a1…           ticket, delayed row or batch    a key on the left only: no relay would send the message
+    ABOUT    business row shop.order:7   message about shop.order:7      left only: LOST; right only: ORPHAN
+    PLACE    message row 01a1…           ticket, delayed row or batch    LOST: no relay would send it (left only); its row is gone
 
 Keys are hashed, and their hashes are divided into buckets. For each bucket, the number of rows and the sum of hashes on the left
 are subtracted from those on the right. Both differences are 0 if the sides are equal. If one key is missing on the left, they are
