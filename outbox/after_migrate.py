@@ -21,8 +21,8 @@ def prepare_database(*, using: str, **kwargs: object) -> None:
     if is_outbox_database(using) and has_outbox_tables(using):
         adopt(raw(using))
         try:
-            with connect(using) as own:  # checked on a separate connection, since a signal may change Django's search_path
-                ensure_fit(using, own)
+            with connect(using) as separate:  # a separate connection, since a signal may change the search_path of Django's
+                ensure_fit(using, separate)
         except (NotMigrated, OtherProject) as error:
             logger.error(str(error))
             return

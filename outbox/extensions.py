@@ -84,7 +84,7 @@ class Extension:
             raise TypeError(f"{cls.__name__}.{name} is no longer used. {FORMER[name]}")
 
     tables: Mapping[str, str] = {}
-    """Tables to prune: name -> SQL condition for rows past their retention, with `%(before)s`. Missing tables are skipped."""
+    """Tables to prune: name -> SQL condition for rows older than the time `%(before)s`. Missing tables are skipped."""
 
     retention_hold: RetentionHold | None = None
     """Messages that pruning leaves to the app."""

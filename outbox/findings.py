@@ -31,7 +31,8 @@ class Finding(CheckMessage):
         msg: a sentence that says what is wrong.
         hint: a sentence that says what to do.
         error: the error of a broker or handler, for users who may view messages; "" if there is none.
-        level: one of Django's levels. None: an error if the rule, or an id such as `outbox.E004`, says so; otherwise a warning.
+        level: one of Django's levels. None: an error for ids in the `errors` of a rule, and ids like `outbox.E004`; for others,
+            a warning.
         seconds: for how long the problem has existed; None if that is not known.
     """
 

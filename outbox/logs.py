@@ -31,7 +31,7 @@ MAX_ERROR_CHARACTERS = 2_000
 MAX_TRACEBACK_CHARACTERS = 10 * MAX_ERROR_CHARACTERS
 REPEAT_SECONDS = 60.0  # the minimum time between two lines that are the same
 MAX_LINES = 20  # different lines of one statement within REPEAT_SECONDS
-MAX_REMEMBERED = 1_000
+MAX_REMEMBERED = 1_000  # lines by which repeated ones are recognized
 
 _UUID = re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _CONTINUED = re.compile(r"\n[ \t]+")  # an indented continuation line, as in libpq's errors
@@ -129,7 +129,7 @@ def _argument(value: Any) -> Any:
 
 
 def _admit(record: logging.LogRecord) -> bool:
-    """Keep a record to one line; return whether it is written."""
+    """Change a record so that it is one line; return whether it is written."""
     _keep_to_one_line(record)
     return _repeats.admit(record)
 
@@ -192,6 +192,7 @@ class Repeats:
             self._statements.clear()
 
     def _has_room(self, statement: tuple[str, int], now: float) -> bool:
+        """Return whether a statement may write another different line; if so, record that it does now."""
         recent = [at for at in self._statements.get(statement, ()) if now - at < REPEAT_SECONDS]
         has_room = len(recent) < MAX_LINES
         self._statements[statement] = [*recent, now] if has_room else recent

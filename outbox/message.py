@@ -23,9 +23,10 @@ import msgspec
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
-_prepared: set[type[msgspec.Struct]] = set()
+_prepared: set[type[msgspec.Struct]] = set()  # types whose decoder was built
 _preparing = threading.Lock()
 
+# msgspec's error about a required field that comes after one with a default.
 _AFTER_OPTIONAL = re.compile(r"Required field '(\w+)' cannot follow optional fields")
 
 
@@ -142,7 +143,7 @@ class _MessageType(msgspec.StructMeta):
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> _MessageType:
         try:
-            made = super().__new__(mcls, name, bases, namespace, **options)
+            new_class = super().__new__(mcls, name, bases, namespace, **options)
         except TypeError as error:
             if unrelated := _unrelated_bases(bases):
                 raise TypeError(
@@ -161,10 +162,10 @@ class _MessageType(msgspec.StructMeta):
                     "kw_only=True)."
                 ) from error
             raise
-        _require_fields_of_mixins(made)
-        if not made._meta.abstract:
-            _register(made)  # type: ignore[arg-type]
-        return made
+        _require_fields_of_mixins(new_class)
+        if not new_class._meta.abstract:
+            _register(new_class)  # type: ignore[arg-type]
+        return new_class
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         if cls._meta.abstract:
@@ -204,7 +205,13 @@ def _suggest_base(base: type) -> str:
 
 
 def _problem_of_fields(kind: type, given: int, values: Mapping[str, object]) -> str:
-    """Return a text about the missing, unknown or surplus fields in a call of a message type; "" if there are none."""
+    """
+    Return a text about the missing, unknown or surplus fields in a call of a message type; "" if there are none.
+
+    Args:
+        given: the number of positional arguments.
+        values: the keyword arguments.
+    """
     fields = msgspec.structs.fields(kind)
     names = [field.name for field in fields]
     unknown = [name for name in values if name not in names]
@@ -297,30 +304,30 @@ def message_types() -> Mapping[str, type[Message]]:
 
 
 def _read_meta(cls: type[Message]) -> MessageOptions:
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     meta = getattr(cls, "Meta", None)
     for parent in reversed(meta.__mro__ if meta else ()):
-        given |= {name: value for name, value in vars(parent).items() if not name.startswith("__")}
-    own = vars(cls.__dict__["Meta"]) if "Meta" in cls.__dict__ else {}
+        options |= {name: value for name, value in vars(parent).items() if not name.startswith("__")}
+    own_options = vars(cls.__dict__["Meta"]) if "Meta" in cls.__dict__ else {}
     for name in ("abstract", "type"):  # these two options are not inherited
-        given.pop(name, None)
-        given |= {name: own[name]} if name in own else {}
-    known = set(MessageOptions.__struct_fields__)
-    if unknown := sorted(set(given) - known):
-        raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known)}.")
-    if not isinstance(given.get("mask", ()), list | tuple):
-        raise TypeError(f'{cls.__name__}.Meta.mask must be a list of fields, such as ["customer"], not {given["mask"]!r}.')
+        options.pop(name, None)
+        options |= {name: own_options[name]} if name in own_options else {}
+    known_names = set(MessageOptions.__struct_fields__)
+    if unknown := sorted(set(options) - known_names):
+        raise TypeError(f"{cls.__name__}.Meta has unknown options {unknown}. Choices are: {sorted(known_names)}.")
+    if not isinstance(options.get("mask", ()), list | tuple):
+        raise TypeError(f'{cls.__name__}.Meta.mask must be a list of fields, such as ["customer"], not {options["mask"]!r}.')
     for name in ("topic", "key", "tag", "type"):
-        if not isinstance(given.get(name, ""), str):
-            raise TypeError(f"{cls.__name__}.Meta.{name} must be a string, not {given[name]!r}.")
-    if not isinstance(is_abstract := given.get("abstract", False), bool):
+        if not isinstance(options.get(name, ""), str):
+            raise TypeError(f"{cls.__name__}.Meta.{name} must be a string, not {options[name]!r}.")
+    if not isinstance(is_abstract := options.get("abstract", False), bool):
         raise TypeError(f"{cls.__name__}.Meta.abstract must be True or False, not {is_abstract!r}.")
-    if is_abstract and "type" in given:
-        raise TypeError(f"{cls.__name__} is abstract, so no message has its Meta.type {given['type']!r}. Remove one of them.")
-    version = given.get("version", 1)
+    if is_abstract and "type" in options:
+        raise TypeError(f"{cls.__name__} is abstract, so no message has its Meta.type {options['type']!r}. Remove one of them.")
+    version = options.get("version", 1)
     if not _is_version(version):
         raise TypeError(f"{cls.__name__}.Meta.version must be an integer, 0 or greater, not {version!r}.")
-    return MessageOptions(**{"type": "" if is_abstract else cls.__name__, **given, "mask": tuple(given.get("mask", ()))})
+    return MessageOptions(**{"type": "" if is_abstract else cls.__name__, **options, "mask": tuple(options.get("mask", ()))})
 
 
 def _is_version(number: object) -> bool:

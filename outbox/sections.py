@@ -19,14 +19,15 @@ import msgspec
 from outbox.errors import ConfigurationError
 from outbox.message import prepare
 
-MAY_BE_ZERO = frozenset({"sweep_age", "wait"})
+MAY_BE_ZERO = frozenset({"sweep_age", "wait"})  # names of durations; all others must be positive
 
-# The maximum of waits is PostgreSQL's maximum for timeouts. Periods are only subtracted from the present time, so they may be as
-# long as its calendar allows.
+# The maximum of waits is PostgreSQL's maximum for timeouts. Periods, such as retentions, may be longer, because they are only
+# subtracted from the present time.
 MAX_WAIT = timedelta(days=24)
 MAX_PERIOD = timedelta(days=36_500)
 PERIODS = frozenset({"retention", "idempotency_retention", "audit_retention", "after", "check_horizon", "dead_for"})
 
+# The path at the end of msgspec's errors, such as " - at `$.RELAY.LEASE`", and a step of such a path.
 _PATH = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\.\.\.|\d+)\]")
 _NAMES = {"`object`": "a dict", "`array`": "a list", "`duration`": "a duration", "`null`": "None"}

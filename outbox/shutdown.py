@@ -39,9 +39,9 @@ UNFINISHED = 3
 GIVEN_UP = 1
 """Exit code of a process that ended because a handler was still running long after its time limit."""
 
-_in_handlers: set[int] = set()
-_given_up: set[int] = set()
-_exiting: set[ShutdownWatch] = set()  # open watches that may exit this process
+_in_handlers: set[int] = set()  # threads that run a user's handler
+_given_up: set[int] = set()  # threads whose handler was given up, and has not returned yet
+_exiting: set[ShutdownWatch] = set()  # started watches that may exit this process
 
 
 def is_shutdown(error: BaseException, *, is_requested: bool) -> bool:
@@ -151,11 +151,11 @@ class ShutdownWatch(threading.Thread):
         """Wait until the work has ended or the time is over; return the deadline."""
         began = time.monotonic()
         ends_at = began + LIMIT_SECONDS
-        latest = float("inf")
-        is_logged, known = False, self._requests()
+        latest = float("inf")  # the deadline for handlers in other threads, once a handler was given up
+        is_logged, request_count = False, self._requests()
         while not self._closed.wait(POLL_SECONDS) and time.monotonic() < ends_at:
             if not _in_handlers:
-                known = self._requests()
+                request_count = self._requests()
                 continue
             now = time.monotonic()
             if self._has_given_up():
@@ -164,7 +164,7 @@ class ShutdownWatch(threading.Thread):
             if not is_logged and now >= began + LIMIT_SECONDS:
                 logger.warning("Waiting for a handler that still runs. To end without waiting for it, request the end again.")
                 is_logged = True
-            if is_logged and self._requests() > known:
+            if is_logged and self._requests() > request_count:
                 break
         return ends_at
 

@@ -1,6 +1,6 @@
 """
-Celery tasks. A wakeup starts `relay`; beat's schedule starts `sweep`, which relays messages whose wakeup was lost, and all
-others.
+Celery tasks. A wakeup starts `relay`. Beat's schedule starts all other tasks; one of them, `sweep`, relays messages whose wakeup
+was lost.
 
 Celery closes Django's connections around each task and may fork at any time. So each task opens the connections that it needs,
 and closes them at its end. Only the checker of a broker that sends check-backs itself stays open until its process ends.
@@ -111,11 +111,11 @@ def maintenance(self: Any) -> None:
     targets = hosts.relay_targets()
     with _watch_for_shutdown() as shutdown:
         databases = sorted({target.database for target in targets})
-        done = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
-        done.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
-        done += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
+        succeeded = [_unless_shutting_down(shutdown, step, alias) for step in (tidy, maintain) for alias in databases]
+        succeeded.append(_unless_shutting_down(shutdown, prune_brokers, {target.broker for target in targets}))
+        succeeded += [_unless_shutting_down(shutdown, find_gaps, group) for group in groups().values()]
         is_in_worker = not (self.request.called_directly or self.request.is_eager)
-        has_to_repeat = is_in_worker and not (all(done) or shutdown.requested.is_set())
+        has_to_repeat = is_in_worker and not (all(succeeded) or shutdown.requested.is_set())
     if has_to_repeat:
         raise self.retry(countdown=RETRY_SECONDS)
 

@@ -33,7 +33,7 @@ WHERE outbox_topic.name = t.name
    AND (outbox_topic.broker, outbox_topic.type, outbox_topic.ordered) IS DISTINCT FROM (t.broker, t.type, t.ordered)
 """
 
-# To pause a paused topic changes nothing. To resume a topic changes nothing if its pause is not the one that the operator saw.
+# PAUSE leaves a paused topic unchanged. RESUME ends only the pause that the operator saw, and not one that has replaced it.
 PAUSE = """
 UPDATE outbox_topic SET paused = true, paused_at = clock_timestamp(), paused_by = %(by)s, pause_reason = %(reason)s
 WHERE name = %(name)s AND NOT paused
@@ -131,8 +131,8 @@ def topic_id(name: str, using: str) -> int:
     _require_visible_schema(using)
     require_own_tables(using, database.raw(using))
     if row is None:
-        with database.connect(database.direct_alias(using)) as own:
-            write_topic(own, name)
+        with database.connect(database.direct_alias(using)) as separate:
+            write_topic(separate, name)
     _known.add((using, database_name, name))
     return topic_number(name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from outbox.errors import NotAwaited
 
+# The calls within the innermost block of `awaiting_all`; None outside of such blocks.
 _calls: ContextVar[list[Coroutine[Any, Any, Any]] | None] = ContextVar("outbox_calls_to_await", default=None)
 
 

@@ -133,9 +133,9 @@ def _read_body(request: Request) -> bytes:
     return body
 
 
-def _is_signed(secret: Webhook, body: bytes, headers: dict[str, str]) -> bool:
+def _is_signed(signer: Webhook, body: bytes, headers: dict[str, str]) -> bool:
     try:
-        secret.verify(body, headers, json_parse=False)
+        signer.verify(body, headers, json_parse=False)
     except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8, or the signature is not base64
         return False
     return True

@@ -21,6 +21,7 @@ class Cached(Generic[T]):
     An exception is raised in the thread that called the function, and is not cached. Changed settings clear the cache.
 
     Args:
+        read: the function.
         seconds: how long a result is cached.
         clock: a monotonic clock, in seconds.
     """
@@ -38,7 +39,7 @@ class Cached(Generic[T]):
         cached = self._cached
         if cached is not None and cached[0] > self._clock():
             return cached[1]
-        lock = self._lock.current
+        lock = self._lock.current  # another thread may hold it while it calls the function
         if not lock.acquire(blocking=cached is None) and cached is not None:
             return cached[1]
         try:

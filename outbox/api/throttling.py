@@ -15,7 +15,7 @@ from outbox.api.authentication import TOLERANCE
 from outbox.api.refusals import log_limited
 from outbox.check_backs.rate import read_rate
 
-REPEATS = 10
+REPEATS = 10  # a request is answered at most this many times
 VALID_SECONDS = 2 * TOLERANCE.total_seconds()  # from the earliest to the latest time at which a signature is valid
 
 
@@ -41,10 +41,10 @@ class CheckBackThrottle(SimpleRateThrottle):
 
     def _count(self, request: Request, view: APIView) -> bool:
         request_id = str(request.auth)
-        times = count_request(request_id)
-        if times > 1:
+        received_count = count_request(request_id)
+        if received_count > 1:
             self._wait = VALID_SECONDS
-            return times <= REPEATS
+            return received_count <= REPEATS
         is_allowed = bool(super().allow_request(request, view))
         if not is_allowed:
             forget_request(request_id)

@@ -89,6 +89,7 @@ class _Document:
         payloads, self._schemas = schemas_of([message_types()[name] for name in self._types], "#/components/schemas/{name}")
         self._payloads = dict(zip(self._types, payloads, strict=True))
 
+        # Key of each object in the document, by the parts of its name.
         self._servers = _keys((alias, *suffix) for alias in aliases for suffix in _suffixes(self._interfaces[alias]))
         self._channels = _keys((topic.name,) for topic in topics)
         types = [(name,) for name in self._types]

@@ -156,8 +156,8 @@ def _retry_in_words(consumer: Consumer) -> str:
     retry = consumer.retry
     if retry.limit == 0:
         return "no retry"
-    ends = retry.delays[0], retry.delays[min(retry.limit, len(retry.delays)) - 1]
-    first, last = (age(delay.total_seconds()) for delay in ends)
+    bounds = retry.delays[0], retry.delays[min(retry.limit, len(retry.delays)) - 1]
+    first, last = (age(delay.total_seconds()) for delay in bounds)
     times = "1 retry" if retry.limit == 1 else f"{retry.limit} retries"
     after = f"after {first}" if first == last else f"after {first} to {last}"
     then = "then blocks its key" if consumer.is_ordered and consumer.on_dead == "block" else "then a dead letter"

@@ -86,10 +86,10 @@ def _choice_of_django(kind: Any, level: int) -> Any:
 
 def _union(kind: Any, level: int) -> Any:
     """Return a value of the first type that is not None; at a deep level None if possible, so that recursive types end."""
-    others = [type_ for type_ in kind.types if not isinstance(type_, inspect.NoneType)]
-    if level >= MAX_LEVELS and len(others) < len(kind.types):
+    not_none = [type_ for type_ in kind.types if not isinstance(type_, inspect.NoneType)]
+    if level >= MAX_LEVELS and len(not_none) < len(kind.types):
         return None
-    return _of(others[0], level)
+    return _of(not_none[0], level)
 
 
 def _items(kind: Any, level: int) -> list[Any]:

@@ -45,7 +45,7 @@ class CeleryBroker(Broker):
 
     @classmethod
     def check_settings(cls, options: Mapping[str, Any], topics: Sequence[TopicSpec] = ()) -> list[Finding]:
-        """Return problems of OPTIONS; without any, problems of Celery's settings; without any, topics that are not for tasks."""
+        """Return problems of OPTIONS, otherwise those of Celery's settings, otherwise those of topics that are not for tasks."""
         if problems := problems_with(CeleryOptions, options):
             return problems
         settings = read_options(CeleryOptions, options)
@@ -106,15 +106,16 @@ class CeleryBroker(Broker):
             return SendResult(SendStatus.REFUSED, reason=reason)
 
     def _publish(self, tasks: Sequence[TaskMessage]) -> dict[int, SendResult]:
+        """Publish tasks. If one makes the server close the connection, each possible cause is sent alone, and then the others."""
         if not tasks:
             return {}
         deadline = monotonic() + self._settings.timeout.total_seconds()
         results, refusal = self._call(tasks, deadline)
         while refusal is not None:
             single_results = self._send_alone(refusal, results, deadline)
-            rest = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in single_results]
+            remaining = [task for task in tasks if results[task.number].status in NO_ANSWER and task.number not in single_results]
             results |= single_results
-            new_results, refusal = self._call(rest, deadline)
+            new_results, refusal = self._call(remaining, deadline)
             results |= _keep_unsure(results, new_results)
         return results
 
@@ -122,8 +123,8 @@ class CeleryBroker(Broker):
         """
         Send each task alone that may have made the server close the connection; return the results.
 
-        If the server closes the connection again, the task is MISCONFIGURED. If it was the declaration of a queue that made the
-        server do so, all remaining tasks of that queue are MISCONFIGURED, too.
+        If the server closes the connection again, the task is MISCONFIGURED. If the declaration of a queue makes the server close
+        it both times, all remaining tasks of that queue are MISCONFIGURED, too.
         """
         results: dict[int, SendResult] = {}
         for task in first.possible_poison:

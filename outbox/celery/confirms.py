@@ -4,11 +4,11 @@ Publish to RabbitMQ: write messages one after the other, and wait for their conf
 | answer of the server | result |
 |---|---|
 | ack | ACCEPTED |
-| return (no queue is bound), then ack | the task's queue is declared again, and the task is sent again; otherwise MISCONFIGURED |
+| return (no queue is bound), then ack | the task's queue is declared, and the task sent again; MISCONFIGURED without a queue |
 | nack (a queue is full and rejects) | MISCONFIGURED: it is tried again later, and tasks of other queues do not wait for it |
 | connection.blocked (memory or disk alarm) | UNAVAILABLE for messages that were not written yet, UNSURE for the others |
 | the channel is closed (404: no such exchange; 406: too large) | each message without an answer is sent again alone |
-| the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible poison alone |
+| the connection is closed because of a task (503: no such type; 530; 540) | `broker.py` tries each possible cause alone |
 | no answer in time, or the connection breaks | UNSURE; the connection is closed |
 
 `brokers/confirms.py` numbers the messages and waits for the confirms. The rest differs from the outbox's RabbitMQ broker
@@ -39,7 +39,7 @@ from outbox.celery.link import OUT_OF_TIME
 from outbox.celery.stored import TaskMessage
 
 CLOSE_SECONDS = 2.0
-MANDATORY = True
+MANDATORY = True  # the server returns a message that reaches no queue
 TASKS_PER_WRITE = 100  # tasks that are written to the socket together
 MIN_TIMEOUT = 0.01  # seconds; 0 would make the socket non-blocking
 
@@ -60,8 +60,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
     Args:
         result: the result of the task.
-        possible_poison: the tasks of which one made the server do so; each is tried alone to find this task.
-        queue: the queue of these tasks, if the server did so when it was declared. None: it did so when they were published.
+        possible_poison: the tasks of which one made the server close the connection; each is tried alone to find this task.
+        queue: the queue of these tasks, if its declaration made the server close the connection. None: a published task did.
     """
 
     result: SendResult
@@ -76,6 +76,7 @@ class ConfirmingProducer:
     Args:
         connection: a connection of kombu that uses py-amqp.
         is_closing: returns True when no more messages should be sent, and no more confirms awaited.
+        is_broken: whether the connection has failed, so that it must not be used again.
         refusal: why the server closed the connection, if one of the tasks may have made it do so.
     """
 
@@ -88,7 +89,7 @@ class ConfirmingProducer:
         self._wire.on_blocked = self._on_blocked
         self._wire.on_unblocked = self._on_unblocked
         self._channel: ConfirmingChannel | None = None
-        self._returned: set[str] = set()  # ids of messages
+        self._returned: set[str] = set()  # ids of messages that the server has returned
         self._declaring: Any = None  # the channel on which queues are declared
         self._is_proved = False  # whether the server has accepted a message on this connection
         self.is_broken = False
@@ -118,14 +119,15 @@ class ConfirmingProducer:
                 yield task, result
 
     def _publish(self, tasks: Sequence[TaskMessage], deadline: float) -> Iterator[tuple[TaskMessage, SendResult]]:
-        rest: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
-        if rest and not self._is_proved:
-            results = self._publish_together(rest[:1], deadline)
+        """Declare queues; publish the first task of a connection alone, the others together, and unanswered ones alone."""
+        remaining: Sequence[TaskMessage] = yield from self._declare_queues(tasks, deadline)
+        if remaining and not self._is_proved:
+            results = self._publish_together(remaining[:1], deadline)
             self._is_proved = results[0].status is SendStatus.ACCEPTED
-            yield rest[0], results[0]
-            rest = rest[1:]
+            yield remaining[0], results[0]
+            remaining = remaining[1:]
         unanswered: list[tuple[TaskMessage, SendResult]] = []
-        for task, result in zip(rest, self._publish_together(rest, deadline), strict=True):
+        for task, result in zip(remaining, self._publish_together(remaining, deadline), strict=True):
             if result.status is SendStatus.UNSURE and not self.is_broken:
                 unanswered.append((task, result))  # one of the tasks made the server close the channel
             else:
@@ -159,14 +161,14 @@ class ConfirmingProducer:
                 not_sent = self._break(error, [task for task in tasks if name in task.stored.queues], queue=name)
             except Exception as error:  # the server's queue has other arguments, or Celery's settings do not have the queue
                 refused[name] = failed(SendStatus.MISCONFIGURED, error)
-        rest = []
+        remaining = []
         for task in tasks:
             result = not_sent or next((refused[name] for name in task.stored.queues if name in refused), None)
             if result is None:
-                rest.append(task)
+                remaining.append(task)
             else:
                 yield task, result
-        return rest
+        return remaining
 
     def _open_declaring_channel(self) -> Any:
         """
@@ -228,10 +230,10 @@ class ConfirmingProducer:
     def _break(self, error: BaseException, possible_poison: list[TaskMessage], queue: str | None = None) -> SendResult:
         """Record that the connection broke, and a refusal if the server closed it because of one of these tasks."""
         self.is_broken = True
-        closed = closed_by_server(error)
-        if possible_poison and closed is not None and closed.reply_code not in AMQP_OUTAGES:
-            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closed), possible_poison, queue)
-        return failed(SendStatus.UNAVAILABLE, closed or error)
+        closing_error = closed_by_server(error)
+        if possible_poison and closing_error is not None and closing_error.reply_code not in AMQP_OUTAGES:
+            self.refusal = Refusal(failed(SendStatus.MISCONFIGURED, closing_error), possible_poison, queue)
+        return failed(SendStatus.UNAVAILABLE, closing_error or error)
 
     def _was_returned(self, task: TaskMessage) -> bool:
         """Return whether the server has returned a message, and forget it."""

@@ -59,7 +59,7 @@ class DirectProducer:
         self._connection.release()
 
     def _publish(self, task: TaskMessage) -> SendResult:
-        stored, status = task.stored, SendStatus.MISCONFIGURED
+        stored, status_on_error = task.stored, SendStatus.MISCONFIGURED
         try:
             queues = self._queues_of(stored)
         except KeyError as error:  # caught here, because kombu counts KeyError among the errors of a connection
@@ -70,18 +70,18 @@ class DirectProducer:
             if not self._reaches_a_queue(stored):
                 self._connection.declared_entities.clear()
                 return no_queue(stored.exchange, stored.routing_key)
-            status = SendStatus.REFUSED
+            status_on_error = SendStatus.REFUSED
             message = task.prepare(self._channel)
-            status = SendStatus.UNSURE
+            status_on_error = SendStatus.UNSURE
             self._channel.basic_publish(message, exchange=stored.exchange, routing_key=stored.routing_key)
         except self._connection.channel_errors as error:  # the server has answered, and did not store the message
             self.is_broken = redis_code(error) in REDIS_OUTAGES  # so reconnect: another server may take over the same address
             return failed(SendStatus.UNAVAILABLE if self.is_broken else SendStatus.MISCONFIGURED, error)
         except (*self._connection.connection_errors, OSError) as error:
             self.is_broken = True
-            return failed(SendStatus.UNSURE if status is SendStatus.UNSURE else SendStatus.UNAVAILABLE, error)
+            return failed(SendStatus.UNSURE if status_on_error is SendStatus.UNSURE else SendStatus.UNAVAILABLE, error)
         except Exception as error:  # an error about this task only, such as a value that the transport cannot write
-            return failed(status, error)
+            return failed(status_on_error, error)
         return ACCEPTED
 
     def _queues_of(self, stored: StoredTask) -> list[Queue]:
@@ -90,10 +90,10 @@ class DirectProducer:
 
         Redis does not know the type of an exchange before a queue of it was declared.
         """
-        known = self._app.amqp.queues
+        known_queues = self._app.amqp.queues
         if stored.queues or not stored.exchange:
-            return [known[name] for name in stored.queues]
-        return [queue for queue in list(known.values()) if queue.exchange and queue.exchange.name == stored.exchange]
+            return [known_queues[name] for name in stored.queues]
+        return [queue for queue in list(known_queues.values()) if queue.exchange and queue.exchange.name == stored.exchange]
 
     def _reaches_a_queue(self, stored: StoredTask) -> bool:
         """Return whether a task reaches a queue. A virtual transport silently drops a message that reaches none."""

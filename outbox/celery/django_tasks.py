@@ -94,9 +94,9 @@ def run(self: Any, path: str, args: list[Any], kwargs: dict[str, Any], backend: 
         failure = TaskError(exception_class_path=path, traceback="".join(format_exception(error)))
         _finish(replace(result, status=TaskResultStatus.FAILED, errors=[failure]))
         raise
-    done = replace(result, status=TaskResultStatus.SUCCESSFUL)
-    object.__setattr__(done, "_return_value", value)  # the class is frozen; Django's own backends do the same
-    _finish(done)
+    successful = replace(result, status=TaskResultStatus.SUCCESSFUL)
+    object.__setattr__(successful, "_return_value", value)  # the class is frozen; Django's own backends do the same
+    _finish(successful)
     return value
 
 

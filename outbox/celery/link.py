@@ -30,8 +30,8 @@ def open_connection(app: Celery, timeout: timedelta) -> Connection:
         connection.transport_options = {**options, "confirm_publish": False}
     elif connection.transport.driver_type == "redis":
         connection.transport_options = {"socket_timeout": seconds, "socket_connect_timeout": seconds, **options}
-    others = max(0, len(connection.alt) - 1)
-    connection.ensure_connection(max_retries=others, interval_start=0, interval_step=0, reraise_as_library_errors=False)
+    other_nodes = max(0, len(connection.alt) - 1)
+    connection.ensure_connection(max_retries=other_nodes, interval_start=0, interval_step=0, reraise_as_library_errors=False)
     return connection
 
 

@@ -47,12 +47,13 @@ def _parts(dead_letters: int, discarded: int) -> list[str]:
     return dead + given_up
 
 
-BUCKETS = 96  # points of a chart's line
+BUCKETS = 96  # spans of equal length into which a chart divides its time, with one point each
 SHARES_DRAWN = (0.5, 0.95, 0.99)
 SPAN = timedelta(days=1)  # the charts show the day before the newest minute
 
 Hop = tuple[str, str, str]  # topic, hop, consumer group
 
+# The bins of all hops of a run, without their minutes.
 WHOLE = """
 SELECT topic, hop, consumer_group, u.bin, sum(u.n)::bigint FROM outbox_audit_latency, unnest(bins, counts) u(bin, n)
 WHERE run_id = %(run)s GROUP BY 1, 2, 3, 4

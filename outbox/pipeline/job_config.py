@@ -142,7 +142,7 @@ PEM_SETTINGS = {
     "ssl.keystore.certificate.chain": ("ssl.certificate.location", "ssl.certificate.pem"),
     "ssl.keystore.key": ("ssl.key.location", "ssl.key.pem"),
 }
-SAME_IN_JAVA = ("client.dns.lookup", "ssl.key.password", "ssl.cipher.suites")
+SAME_IN_JAVA = ("client.dns.lookup", "ssl.key.password", "ssl.cipher.suites")  # settings with the same name and values
 VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 TRANSLATED_SETTINGS = {
     "security.protocol",
@@ -159,7 +159,7 @@ SECURITY_PREFIXES = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl."
 
 def java_settings(client: Mapping[str, Any]) -> dict[str, str]:
     """
-    Return the settings with which a Java client connects as the Python client does, without those that only tune a client.
+    Return the settings with which a Java client connects as the Python client does. Settings that only tune a client are omitted.
 
     Certificates and keys are in the settings themselves, so the machine of the Java client needs no file.
 
@@ -245,10 +245,10 @@ def pipeline_config(
         more["archived"] = _archived(using)
     else:
         more.setdefault("since", _complete_since(using))
-    seen = [topic for broker in readable for topic in _topics_of(broker)]
-    recorded = _recorded(using, without=seen)
+    seen_topics = [topic for broker in readable for topic in _topics_of(broker)]
+    recorded = _recorded(using, without=seen_topics)
     clusters = [_kafka_cluster(alias, client, using, without=recorded) for alias, client in kafka_brokers().items()]
-    seen += [topic for cluster in clusters for topic in cluster.topics]
+    seen_topics += [topic for cluster in clusters for topic in cluster.topics]
     return PipelineConfig(
         outbox=databases[using],
         brokers=[databases[alias] for alias in sorted({*readable.values()})],
@@ -256,7 +256,7 @@ def pipeline_config(
         kafka_jars=settings().kafka_jars,
         business=[_business(using, name, entry) for name, entry in settings().audit.items()],
         groups=_groups(using),
-        seen_topics=[*seen, *recorded],
+        seen_topics=[*seen_topics, *recorded],
         recorded=recorded,
         ordered_topics=[name for name in sorted(conf.settings().topics) if conf.topic_settings(name).type is TopicType.FIFO],
         settle_seconds=settle.total_seconds(),
@@ -336,8 +336,8 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         # `info.get_parameters()` would do the same, but fails without a home directory.
-        given = [option for option in connection.pgconn.info if option.val not in (None, option.compiled)]
-        parameters = {option.keyword.decode(): option.val.decode() for option in given if option.val}
+        given_options = [option for option in connection.pgconn.info if option.val not in (None, option.compiled)]
+        parameters = {option.keyword.decode(): option.val.decode() for option in given_options if option.val}
         login = quote(info.user, safe="")
         if info.password:
             login += f":{quote(info.password, safe='')}"
@@ -371,12 +371,12 @@ def _complete_since(using: str) -> datetime | None:
         cursor.execute(FIND_OLDEST_DAY)
         [day] = cursor.fetchone()
     oldest = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) if day else None
-    kept = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
+    kept_for = min([all_settings.retention, *(topic.retention for topic in all_settings.topics.values())])
     if (
         installed_at and oldest and oldest.date() > installed_at.date()
     ):  # days were dropped, possibly when the retention was shorter
-        kept = min(kept, now - oldest)
-    since = now - kept + min(kept / 4, timedelta(days=1))
+        kept_for = min(kept_for, now - oldest)
+    since = now - kept_for + min(kept_for / 4, timedelta(days=1))
     return None if installed_at is None or installed_at > since else since
 
 
@@ -388,6 +388,7 @@ def _installed_at(using: str) -> datetime | None:
 
 
 def _archived(using: str) -> Archived:
+    """Return the lake of a database. Raises ConfigurationError if there is no archive."""
     archive = settings().archive
     if archive is None:
         raise ConfigurationError('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.')

@@ -61,13 +61,13 @@ class AuditRun(models.Model):
     host = models.TextField()
     pid = models.IntegerField()
     since = models.DateTimeField(null=True)  # NULL: the whole history was audited
-    as_of = models.DateTimeField(null=True)
-    settle_seconds = models.FloatField()
+    as_of = models.DateTimeField(null=True)  # when the database was read
+    settle_seconds = models.FloatField()  # messages younger than this counted as in flight
     seconds = models.FloatField(null=True)  # duration, from the start of Spark's process to its end
     found = models.IntegerField(null=True)  # number of findings
     counts = models.JSONField(default=dict)  # topic -> name of the count -> number of messages
     code_version = models.TextField(default="")
-    data_digest = models.TextField(default="")
+    data_digest = models.TextField(default="")  # of all columns of the history except times
     verdict = models.TextField(default="")  # JSON, exactly as signed
     signature = models.TextField(default="")  # empty: there was no signing key
     exit_code = models.IntegerField(null=True)
@@ -112,7 +112,7 @@ class AuditFinding(models.Model):
     note = models.TextField(default="")
     resent_at = models.DateTimeField(null=True)
     resent_by = models.TextField(default="")
-    resent_count = models.IntegerField(default=0)  # number of messages
+    resent_count = models.IntegerField(default=0)  # number of messages that were sent again
 
     class Meta:
         app_label = "outbox_pipeline"
@@ -169,7 +169,7 @@ class AuditBacklog(models.Model):
     growth = models.FloatField()  # messages per minute
     cause = models.TextField()
     onset_at = models.DateTimeField(null=True)
-    most_repeated = models.JSONField(default=list)  # [message id, failures]
+    most_repeated = models.JSONField(default=list)  # [message id, number of failures] of the messages that failed most often
     minutes = models.JSONField(default=list)
 
     class Meta:

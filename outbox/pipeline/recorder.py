@@ -52,6 +52,7 @@ ON CONFLICT (topic) DO UPDATE SET broker = excluded.broker, consumer_group = exc
 WHERE (t.broker, t.consumer_group) <> (excluded.broker, excluded.consumer_group)
 """
 
+# A delivery that was recorded before is skipped.
 RECORD = """
 INSERT INTO outbox_recorded (topic, message_id, source, lane, number, key, tag, queue, pos, delivery_count, stored_at)
 SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::bigint[], %s::text[], %s::text[], %s::text[],
@@ -59,12 +60,14 @@ SELECT * FROM unnest(%s::text[], %s::uuid[], %s::text[], %s::smallint[], %s::big
 ON CONFLICT (message_id, topic, queue, pos, delivery_count) DO NOTHING
 """
 
+# Topics that another group or broker has begun to record meanwhile are left unchanged.
 READ_UNTIL = """
 UPDATE outbox_recorded_topic SET read_until = %(time)s
 WHERE topic = ANY(%(topics)s) AND (broker, consumer_group) = (%(broker)s, %(group)s)
   AND (read_until IS NULL OR read_until < %(time)s)
 """
 
+# The number of topics that are recorded up to a time.
 COUNT_READ = "SELECT count(*) FROM outbox_recorded_topic WHERE topic = ANY(%s) AND read_until >= %s"
 
 NOW = "SELECT clock_timestamp()"
@@ -80,9 +83,9 @@ class Recorder:
     """
     Records topics of one broker, in the thread that calls `run_once`.
 
-    All messages up to a time T are recorded if the group had no backlog at T, and each delivery that it held at T has been
-    written since. An earlier process or connection may have held deliveries, too. They are redelivered within `INVISIBLE` and
-    `REDELIVERED_WITHIN`, so `read_until` does not advance before that time has passed.
+    All messages up to a time T are recorded if the group had no backlog at T, and each delivery that was unacknowledged at T has
+    been written since. An earlier process or connection may have left unacknowledged deliveries. They are redelivered within
+    `INVISIBLE` and `REDELIVERED_WITHIN`, so `read_until` does not advance before that time has passed.
 
     Args:
         alias: the broker's alias.
@@ -101,8 +104,8 @@ class Recorder:
         self._fifo_topics = {name for name in self.topics if conf.topic_settings(name).type is TopicType.FIFO}
         self._invisible_for = conf.settings().consumer.invisible
         self._opened: tuple[Receives, database.Connection] | None = None
-        self._redelivered_by = 0.0  # monotonic; by then, deliveries of earlier processes have come back
-        # monotonic time, database time, and the topics without a backlog then
+        self._redelivered_by = 0.0  # the monotonic time by which unfinished deliveries of earlier processes are redelivered
+        # Each check of the backlog: its time (monotonic, and by the database's clock), and the topics that had no backlog.
         self._caught_up: deque[tuple[float, datetime, list[str]]] = deque()
         self._check_backlog_at = self._heartbeat_at = 0.0
 
@@ -126,8 +129,7 @@ class Recorder:
 
         Raises:
             BrokerUnavailable, psycopg.Error: broker or database cannot be reached; or the broker refuses a topic, and all
-            messages
-                of the other topics are recorded.
+                messages of the other topics are recorded.
         """
         started_at: datetime | None = None
         while not is_stopped():
@@ -232,8 +234,8 @@ class Recorder:
         Record that topics are read up to a time, except topics that the broker refuses, because unread messages may wait in them.
         """
         refusals = self._refusals(broker)
-        known = [topic for topic in topics if topic not in refusals]
-        connection.execute(READ_UNTIL, {"time": asked_at, "topics": known, "broker": self.alias, "group": self.group})
+        accepted = [topic for topic in topics if topic not in refusals]
+        connection.execute(READ_UNTIL, {"time": asked_at, "topics": accepted, "broker": self.alias, "group": self.group})
 
     def _refusals(self, broker: Receives) -> dict[str, str]:
         """Return the topics to record that the broker refuses to receive from as configured -> the reason."""

@@ -1,9 +1,9 @@
 """
 Send lost messages again: the messages of a finding, as far as they still exist.
 
-A message that has arrived since is not sent again. If it was lost at the broker, a relay sends it, under its old number. If only
-one group lost it, it is deferred in the inbox of that group. The group's consumers handle it then, and drop a copy that the
-broker may still deliver.
+A message that has arrived since the audit is not sent again. A relay sends messages that were lost at the broker, with their old
+numbers. A message that only one group lost is stored as a deferred message of this group. The group's consumers then handle it,
+and drop a copy that the broker may still deliver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outbox.deliver_again import Undelivered, deliver_again
 from outbox.pipeline.models import AuditFinding
 from outbox.pipeline.spark.findings import FindingKind, Stage
 
-MAX_MESSAGES = 10_000  # that are sent again at a time for one finding
+MAX_MESSAGES = 10_000  # messages of one finding that are sent again at a time
 
 # The messages with the numbers of a range.
 NUMBERED = """
@@ -36,6 +36,7 @@ AND b.first_seq <= %(last)s AND b.first_seq + cardinality(b.message_ids) > %(fir
 AND b.first_seq + u.n - 1 BETWEEN %(first)s AND %(last)s ORDER BY b.first_seq + u.n LIMIT %(limit)s
 """
 
+# The given messages whose rows still exist, and those that a group has handled or deferred.
 KNOWN = "SELECT id FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 HANDLED = "SELECT message_id FROM outbox_inbox WHERE consumer_group = %s AND message_id = ANY(%s)"
 DEFERRED = "SELECT message_id FROM outbox_deferred WHERE consumer_group = %s AND message_id = ANY(%s)"
@@ -83,15 +84,15 @@ def plan(finding: AuditFinding, using: str) -> ResendPlan:
         resend_plan.refuse(reason, finding.count)
         return resend_plan
     ids = _ids(finding, connection, resend_plan)
-    known = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
-    resend_plan.refuse(GONE, len(ids) - len(known))
+    sendable = {row[0] for row in connection.execute(KNOWN, [ids]).fetchall()}
+    resend_plan.refuse(GONE, len(ids) - len(sendable))
     if finding.stage == Stage.INBOX:
         inbox = database.raw(groups()[finding.consumer_group].using)
         for query, reason in ((HANDLED, HANDLED_SINCE), (DEFERRED, DEFERRED_SINCE)):
-            arrived = {row[0] for row in inbox.execute(query, [finding.consumer_group, list(known)]).fetchall()}
+            arrived = {row[0] for row in inbox.execute(query, [finding.consumer_group, list(sendable)]).fetchall()}
             resend_plan.refuse(reason, len(arrived))
-            known -= arrived
-    resend_plan.ids = [message_id for message_id in ids if message_id in known]
+            sendable -= arrived
+    resend_plan.ids = [message_id for message_id in ids if message_id in sendable]
     return resend_plan
 
 
@@ -146,11 +147,15 @@ def _is_scattered(finding: AuditFinding) -> bool:
 
 
 def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan) -> list[UUID]:
-    """Return the messages of a finding, by their numbers, or by the ids in the finding if they have no numbers."""
+    """
+    Return the messages of a finding, by their numbers, or by the ids in the finding if they have no numbers.
+
+    Adds to the plan's refusals how many messages cannot be identified.
+    """
     if finding.lane is None:
-        named = [uuid_of(message_id) for message_id in finding.message_ids]
-        resend_plan.refuse(NOT_NAMED, finding.count - len(named))
-        return named[:MAX_MESSAGES]
+        known_ids = [uuid_of(message_id) for message_id in finding.message_ids]
+        resend_plan.refuse(NOT_NAMED, finding.count - len(known_ids))
+        return known_ids[:MAX_MESSAGES]
     span = {"lane": finding.lane, "first": finding.first_number, "last": finding.last_number}
     rows = connection.execute(NUMBERED, {**span, "topic": finding.topic, "limit": MAX_MESSAGES}).fetchall()
     if not _is_scattered(finding):
@@ -159,7 +164,7 @@ def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan)
 
 
 def _send(resend_plan: ResendPlan, connection: Connection, lost_before: datetime) -> None:
-    """Hand the messages to a relay to be sent again. Messages that cannot be sent are removed from the plan."""
+    """Let a relay send the messages of the plan again. Messages that cannot be sent become refusals of the plan."""
     settled = resend(connection, resend_plan.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         resend_plan.refuse(reason, 1)

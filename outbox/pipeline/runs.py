@@ -50,7 +50,7 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND 
 """
 
 BATCH_SIZE = 1000  # rows in one INSERT
-BACKLOG_MINUTES_KEPT = 24 * 60
+BACKLOG_MINUTES_KEPT = 24 * 60  # of each backlog, the newest ones
 LATENCIES_KEPT = timedelta(days=14)
 
 DIED = "Its process ended before the audit had finished."
@@ -216,7 +216,7 @@ def _prune(run: AuditRun) -> None:
     AuditLatency.objects.using(run._state.db).filter(run__in=runs.filter(started_at__lt=now - LATENCIES_KEPT)).delete()
 
 
-# A finding of these kinds is about each of its messages for itself; a finding of other kinds is about its messages together.
+# A finding of one of these kinds holds for each of its messages alone. One of another kind holds for its messages together.
 KINDS_OF_SINGLE_MESSAGES = (FindingKind.LOST, FindingKind.LATE, FindingKind.ORPHAN)
 
 
@@ -224,21 +224,21 @@ def new_findings(run: AuditRun) -> list[AuditFinding]:
     """
     Return the findings of a run that are not known from earlier runs.
 
-    A finding is known if an operator has acknowledged it in any earlier run. It is also known if the newest earlier run that went
-    as far back in time contains it, or a later run does, unless its messages were sent again since.
+    A finding is known if an operator has acknowledged it in any earlier run. It is also known if it is in the newest earlier run
+    that went at least as far back in time, or in a run between that one and this one, unless its messages were sent again since.
     """
     using = run._state.db
     earlier = AuditRun.objects.using(using).filter(state=AuditRun.RunState.DONE, pk__lt=run.pk)
     as_far_back = Q(since=None) if run.since is None else Q(since=None) | Q(since__lte=run.since)
     newest = earlier.filter(as_far_back).order_by("-pk").values_list("pk", flat=True).first() or 0
     is_known = Q(run__gte=newest, resent_at=None) | ~Q(acknowledged_at=None)
-    known: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
+    known_at: dict[tuple[Any, ...], list[AuditFinding]] = defaultdict(list)
     for known_finding in AuditFinding.objects.using(using).filter(is_known, run__in=earlier):
-        known[_location(known_finding)].append(known_finding)
-    identities = {_identity(finding) for findings in known.values() for finding in findings}
-    # Sorts out nearly all findings, except after the first night.
-    others = (finding for finding in run.findings.order_by("pk") if _identity(finding) not in identities)
-    return [finding for finding in others if not _is_covered(finding, known[_location(finding)])]
+        known_at[_location(known_finding)].append(known_finding)
+    identities = {_identity(finding) for findings in known_at.values() for finding in findings}
+    # This cheap comparison excludes nearly all findings, because most of them were already found the night before.
+    candidates = (finding for finding in run.findings.order_by("pk") if _identity(finding) not in identities)
+    return [finding for finding in candidates if not _is_covered(finding, known_at[_location(finding)])]
 
 
 def _is_covered(finding: AuditFinding, earlier: Sequence[AuditFinding]) -> bool:
@@ -247,8 +247,8 @@ def _is_covered(finding: AuditFinding, earlier: Sequence[AuditFinding]) -> bool:
         return False
     if finding.first_number is not None and finding.last_number is not None:
         return any(_has_all(other, finding.first_number, finding.last_number) for other in earlier)
-    named = _message_names(finding)
-    return len(named) == finding.count and named <= {name for other in earlier for name in _message_names(other)}
+    names = _message_names(finding)
+    return len(names) == finding.count and names <= {name for other in earlier for name in _message_names(other)}
 
 
 def _location(finding: AuditFinding) -> tuple[Any, ...]:
@@ -265,7 +265,7 @@ def _message_names(finding: AuditFinding) -> set[str]:
 
 
 def _has_all(finding: AuditFinding, first: int, last: int) -> bool:
-    """Return whether a finding contains all numbers from first to last. One with gaps does not: it is unknown where they are."""
+    """Return whether a finding contains all these numbers; False if it has gaps, because it is unknown where they are."""
     if finding.first_number is None or finding.last_number is None:
         return False
     if finding.last_number - finding.first_number + 1 != finding.count:
@@ -275,7 +275,7 @@ def _has_all(finding: AuditFinding, first: int, last: int) -> bool:
 
 SETTLE = timedelta(minutes=5)  # also the default of outbox_audit
 
-MAX_OUTPUT_CHARACTERS = 20_000
+MAX_OUTPUT_CHARACTERS = 20_000  # of the job's log, stored with a run that failed
 
 
 def run_and_store(

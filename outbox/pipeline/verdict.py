@@ -1,5 +1,5 @@
 """
-The signed verdict of an audit: its scope, the code's version, the digest of the data, and the result. It proves the result later.
+The signed verdict of an audit: its scope, the code's version, the digest of the data, and the result. It can be proved later.
 
 A verdict is signed with HMAC-SHA256 by django.core.signing. The Standard Webhooks signature of check-backs is not suitable,
 because it is valid for five minutes, and a verdict may be verified years later.
@@ -51,25 +51,25 @@ def serialize(verdict: Mapping[str, Any]) -> str:
 
 def keys() -> list[str]:
     """
-    Return the keys in the environment variable, which separates them by spaces.
+    Return the keys in the environment variable `OUTBOX_AUDIT_KEY`, in which they are separated by spaces.
 
-    The first key signs; all of them verify. Without a key, verdicts are not signed.
+    New verdicts are signed with the first key; signatures of all keys are accepted. Without a key, verdicts are not signed.
 
     Raises:
         ConfigurationError: a key is too short.
     """
-    known = os.environ.get(AUDIT_KEY, "").split()
-    if any(len(key) < MIN_KEY_CHARACTERS for key in known):
+    all_keys = os.environ.get(AUDIT_KEY, "").split()
+    if any(len(key) < MIN_KEY_CHARACTERS for key in all_keys):
         raise ConfigurationError(
             f"{AUDIT_KEY} contains a key of fewer than {MIN_KEY_CHARACTERS} characters.", hint=f"Make one: {HOW_TO_MAKE_A_KEY}"
         )
-    return known
+    return all_keys
 
 
 def sign(text: str) -> str:
     """Return the signature of a serialized verdict; "" without a key. Raises ConfigurationError."""
-    known = keys()
-    return _signer(known).signature(text) if known else ""
+    all_keys = keys()
+    return _signer(all_keys).signature(text) if all_keys else ""
 
 
 def as_file(text: str, signature: str) -> str:
@@ -85,8 +85,8 @@ def verify(content: str) -> dict[str, Any]:
         InvalidVerdict: the content is not byte for byte what was signed, or is unsigned.
         ConfigurationError: there is no key to verify with.
     """
-    known = keys()
-    if not known:
+    all_keys = keys()
+    if not all_keys:
         raise ConfigurationError("There is no key to verify with.", hint=f"Set {AUDIT_KEY} to the key that signed.")
     try:
         parts = json.loads(content)
@@ -94,7 +94,7 @@ def verify(content: str) -> dict[str, Any]:
         text = serialize(verdict)
         if not signature:
             raise InvalidVerdict("This verdict is not signed: there was no key when the audit ran.")
-        _signer(known).unsign(f"{text}:{signature}")
+        _signer(all_keys).unsign(f"{text}:{signature}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidVerdict("This file is not a verdict, or is incomplete.") from error
     except BadSignature as error:
@@ -104,5 +104,5 @@ def verify(content: str) -> dict[str, Any]:
     return dict(verdict)
 
 
-def _signer(known: list[str]) -> Signer:
-    return Signer(key=known[0], fallback_keys=[*known[1:]], salt=SALT, sep=":")
+def _signer(all_keys: list[str]) -> Signer:
+    return Signer(key=all_keys[0], fallback_keys=[*all_keys[1:]], salt=SALT, sep=":")

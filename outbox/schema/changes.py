@@ -102,8 +102,9 @@ def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls:
         f"`version = {after.version + 1}` in class Meta of {cls}, and add a function with @{cls}.upgrade_from({after.version})."
     )
     broken = sorted(misfits(before.schema, after.schema), key=attrgetter("path"))
+    # A lost field -> the only new field with the same schema. It is taken for the lost one under a new name.
     new_names = {misfit.path: _sibling(misfit.path, misfit.alike[0]) for misfit in broken if len(misfit.alike) == 1}
-    seen = {*(misfit.path for misfit in broken), *new_names.values()}
+    reported = {*(misfit.path for misfit in broken), *new_names.values()}
     for misfit in broken:
         field = f"field {misfit.path}" if misfit.path else "body"
         if misfit.kind is MisfitKind.REFUSED:
@@ -119,7 +120,7 @@ def _breaks_of_fields(name: str, before: TypeSnapshot, after: TypeSnapshot, cls:
         elif misfit.kind is MisfitKind.IGNORED:
             yield Change(name, f"has lost the {field}, which older messages have", f"Restore it. Or write {version_line}")
     for misfit in sorted(misfits(after.schema, before.schema), key=attrgetter("path")):
-        if misfit.kind is MisfitKind.REFUSED and misfit.path not in seen:
+        if misfit.kind is MisfitKind.REFUSED and misfit.path not in reported:
             field = f"field {misfit.path}" if misfit.path else "body"
             text = f"accepts {misfit.written} in the {field}, but readers of the last release accept only {misfit.read}"
             yield Change(name, text, f"Write {version_line}")

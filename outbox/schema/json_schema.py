@@ -105,13 +105,13 @@ def _mark_times(roots: Iterable[tuple[inspect.Type, dict[str, Any]]], definition
 
 def nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
     """Return all nodes of a schema, each after those that contain it."""
-    definitions, todo = [], [root]
+    found, todo = [], [root]
     while todo:
         node = todo.pop()
-        definitions.append(node)
+        found.append(node)
         for name in ("properties", "$defs"):
             todo += node.get(name, {}).values()
         for name in ("anyOf", "prefixItems"):
             todo += node.get(name, ())
         todo += [node[name] for name in ("items", "additionalProperties") if isinstance(node.get(name), dict)]
-    return definitions
+    return found

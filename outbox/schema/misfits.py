@@ -87,16 +87,16 @@ class _Comparison(msgspec.Struct):
 
     writer: Schema
     reader: Schema
-    fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)
+    fitting: dict[tuple[int, int], bool] = msgspec.field(default_factory=dict)  # by the ids of a written and a read node
 
     def run(self, written: Node, read: Node) -> Iterator[Misfit]:
         todo: list[_Part] = [("", written, read)]
-        seen = set()
+        compared = set()
         while todo:
             part = todo.pop()
             key = id(self.writer.resolve(part[1])), id(self.reader.resolve(part[2]))
-            if key not in seen:
-                seen.add(key)
+            if key not in compared:
+                compared.add(key)
                 for misfit in self._compare(*part):
                     if isinstance(misfit, tuple):
                         todo.append(misfit)
@@ -158,28 +158,28 @@ def _compare_alike(path: str, written: Node, read: Node) -> Iterator[Misfit | _P
 
 
 def _compare_objects(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:
-    has, knows = written.properties or {}, read.properties or {}
-    others = read.additional_properties  # the schema of fields that the reader does not name
-    for name, node in knows.items():
+    fields, read_fields = written.properties or {}, read.properties or {}
+    read_others = read.additional_properties  # the schema of fields that the reader does not name
+    for name, node in read_fields.items():
         at = f"{path}.{name}".lstrip(".")
-        if name in has:
-            yield (at, has[name], node)
+        if name in fields:
+            yield (at, fields[name], node)
         elif isinstance(written.additional_properties, Node):
             yield (at, written.additional_properties, node)
         if name in read.required and name not in written.required:
             yield Misfit(at, MisfitKind.MISSING, read=describe(node))
-    for name in sorted(has.keys() - knows.keys()):
+    for name in sorted(fields.keys() - read_fields.keys()):
         at = f"{path}.{name}".lstrip(".")
-        if isinstance(others, Node):
-            yield (at, has[name], others)
-        elif others is False:
-            yield Misfit(at, MisfitKind.REFUSED, describe(has[name]), "no field")
+        if isinstance(read_others, Node):
+            yield (at, fields[name], read_others)
+        elif read_others is False:
+            yield Misfit(at, MisfitKind.REFUSED, describe(fields[name]), "no field")
         elif read.properties is not None:
-            alike = tuple(sorted(other for other, node in knows.items() if other not in has and node == has[name]))
-            yield Misfit(at, MisfitKind.IGNORED, describe(has[name]), alike=alike)
-    if isinstance(others, Node) and written.properties is None:
-        given = written.additional_properties
-        yield (f"{path}{{}}", given if isinstance(given, Node) else ANY, others)
+            alike = tuple(sorted(other for other, node in read_fields.items() if other not in fields and node == fields[name]))
+            yield Misfit(at, MisfitKind.IGNORED, describe(fields[name]), alike=alike)
+    if isinstance(read_others, Node) and written.properties is None:
+        extra_fields = written.additional_properties
+        yield (f"{path}{{}}", extra_fields if isinstance(extra_fields, Node) else ANY, read_others)
 
 
 def _compare_arrays(path: str, written: Node, read: Node) -> Iterator[Misfit | _Part]:

@@ -149,7 +149,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
-        """Ask for a confirmation and a reason, then send the messages again. Each finding is logged in its transaction."""
+        """Ask for a confirmation and a reason, then send the messages again, with one transaction and log entry per finding."""
         using = router.db_for_write(AuditFinding)
         plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
@@ -159,23 +159,23 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             return impact_page(
                 self, request, act=RESEND, form=form, counts=counts, hidden=chosen_rows(request), limit=form.count, notes=notes
             )
-        done = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
+        sent_count = self._send(request, plans, using, form.cleaned_data["reason"]) if form.count else 0
         for reason, count in refused.items():
             self.message_user(request, _("Not sent: {}. {}").format(count, reason), messages.WARNING)
-        if done or form.wanted:
-            notify(self, request, RESEND, done=done, wanted=form.wanted, limit=form.count)
+        if sent_count or form.wanted:
+            notify(self, request, RESEND, done=sent_count, wanted=form.wanted, limit=form.count)
         return None
 
     def _send(self, request: HttpRequest, plans: Sequence[repair.ResendPlan], using: str, reason: str) -> int:
-        done = 0
+        sent_count = 0
         for plan in plans:
             with guarded.atomic(using):
                 sent = repair.send(plan.finding.pk, using, by=request.user.get_username())
                 if sent.ids:
                     text = _("{} sent again. Reason: {}").format(len(sent.ids), reason)
                     write_log(request, AuditFinding, {str(plan.finding.pk): plan.finding.text}, text)
-            done += len(sent.ids)
-        return done
+            sent_count += len(sent.ids)
+        return sent_count
 
     @admin.action(description=_("Acknowledge with note"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
@@ -187,8 +187,8 @@ class AuditFindingAdmin(ReadOnlyAdmin):
             return impact_page(
                 self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=MAX_FINDINGS
             )
-        done = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
-        notify(self, request, ACKNOWLEDGE, done=done, wanted=form.wanted, limit=MAX_FINDINGS)
+        closed_count = self._close(request, chosen, form.cleaned_data["reason"]) if chosen else 0
+        notify(self, request, ACKNOWLEDGE, done=closed_count, wanted=form.wanted, limit=MAX_FINDINGS)
         return None
 
     def _close(self, request: HttpRequest, chosen: list[AuditFinding], note: str) -> int:
@@ -196,10 +196,10 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         values = {"acknowledged_at": timezone.now(), "acknowledged_by": request.user.get_username(), "note": note}
         with guarded.atomic(using):
             rows = AuditFinding.objects.using(using).filter(pk__in=[finding.pk for finding in chosen], acknowledged_at=None)
-            done = {str(finding.pk): finding.text for finding in rows.select_for_update()}
+            closed = {str(finding.pk): finding.text for finding in rows.select_for_update()}
             rows.update(**values)
-            write_log(request, AuditFinding, done, _("Acknowledged. Note: {}").format(note))
-        return len(done)
+            write_log(request, AuditFinding, closed, _("Acknowledged. Note: {}").format(note))
+        return len(closed)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> AuditFinding | None:
         try:
@@ -226,7 +226,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         }
 
 
-CHARTS_SHOWN = 6  # of backlogs, and of latencies
+CHARTS_SHOWN = 6  # charts of backlogs, and as many of latencies
 POINTS_PER_CHART = 96
 
 
@@ -394,7 +394,7 @@ def report_html(run: AuditRun, site: AdminSite = admin.site, *, base: str = "", 
 
 
 def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: int) -> dict[str, Any]:
-    """Return the context of `_run.html`; without a site, it has no links."""
+    """Return the context of `_run.html`; without a site, the page has no links."""
 
     def url(view: str, *args: object) -> str:
         return url_of(site, view, *args) if site and may_open else ""
@@ -404,7 +404,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
     begin, end, series = latency_series(connection, run.pk, [hop for hop, _, _ in latencies[:CHARTS_SHOWN]])
     backlogs = list(AuditBacklog.objects.filter(run=run).order_by("-backlog", "consumer_group", "topic"))
     findings = AuditFinding.objects.filter(run=run).order_by("id")[:limit]
-    listed = url("outbox_pipeline_auditfinding_changelist")
+    findings_url = url("outbox_pipeline_auditfinding_changelist")
     return {
         "title": _("Audit {}").format(run.pk),
         "state": state_now(run),
@@ -418,7 +418,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
             for row in findings
         ],
         "more": max(0, (run.found or 0) - limit),
-        "findings_url": f"{listed}?run={run.pk}" if listed and run.found else "",
+        "findings_url": f"{findings_url}?run={run.pk}" if findings_url and run.found else "",
         "heads": HEADS.values(),
         "topics": [(name, [counts.get(head, 0) for head in HEADS]) for name, counts in sorted(run.counts.items())],
         "given_up": given_up(run.counts),
@@ -444,7 +444,7 @@ def _context(run: AuditRun, site: AdminSite | None, *, may_open: bool, limit: in
 
 
 def _stages(run: AuditRun) -> list[dict[str, Any]]:
-    """Return the four stages, with the number of messages that each has, and of those that are lost there."""
+    """Return the four stages, each with the number of its messages, and of the messages that are lost there."""
     sums: Counter[str] = Counter()
     for counts in run.counts.values():
         sums.update(counts)

@@ -7,9 +7,9 @@ Read database and lake together with Spark: each row once, also while days are b
 
 The lake needs no snapshot, because its files never change.
 
-Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a group must have
-handled only the messages that were sent after the first one of the topic that it handled. Messages that a group ignores are no
-exception, because they have inbox rows, too.
+Settings contain today's consumer groups, and do not say when each of them was added. So in archived days, a message
+that a group has not handled is lost only if it was sent after the group handled its first message of the topic. Messages that a
+group ignores are no exception, because they have inbox rows, too.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def _naming_damaged_files(lake: Lake) -> Iterator[None]:
 def _latest(spark: SparkSession, lake: Lake, frame: Frame, commits: list[Commit], repeated: Container[str]) -> DataFrame:
     """Return each row once: if several commits contain it, from the one with the highest attempt."""
     parts = [_read_frame(spark, lake, frame, [commit for commit in commits if commit.day not in repeated])]
-    several = [
+    repeated_parts = [
         _read_frame(spark, lake, frame, [commit]).withColumn("commit", F.lit(commit.attempt))
         for commit in commits
         if commit.day in repeated
     ]
-    if several:
+    if repeated_parts:
         latest = Window.partitionBy(*frame.key).orderBy(F.desc("commit"))
-        rows = reduce(DataFrame.unionAll, several).withColumn("rank", F.row_number().over(latest))
+        rows = reduce(DataFrame.unionAll, repeated_parts).withColumn("rank", F.row_number().over(latest))
         parts.append(rows.where("rank = 1").select(*spark_schema(frame).names))
     return reduce(DataFrame.unionAll, parts)
 
@@ -184,19 +184,19 @@ def copies(rows: DataFrame) -> DataFrame:
     """
     Return one row for each copy of a message that the broker has stored.
 
-    Each first delivery (delivery_count 1) is a copy. A later delivery may be the redelivery of a known copy. So of the deliveries
-    with the same count, only those are further copies that exceed the highest number of deliveries with one lower count.
+    Each first delivery (delivery_count 1) is a copy. A later delivery may be the redelivery of a known copy. So if a message has
+    n deliveries with the same count, and at most m deliveries with any one lower count, n - m of the n are further copies.
 
     Takes the result of `drop_repeated_rows`, and returns the same columns.
     """
     later = rows.where("delivery_count > 1")
-    of_later = (
+    later_counts = (
         rows.join(later.select(*MESSAGE).distinct(), MESSAGE, "left_semi")
         .groupBy(*MESSAGE, "delivery_count")
         .agg(F.count("*").alias("n"))
     )
     earlier = Window.partitionBy(*MESSAGE).orderBy("delivery_count").rowsBetween(Window.unboundedPreceding, -1)
-    explained = of_later.select(*MESSAGE, "delivery_count", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
+    explained = later_counts.select(*MESSAGE, "delivery_count", F.coalesce(F.max("n").over(earlier), F.lit(0)).alias("explained"))
     copy = F.row_number().over(Window.partitionBy(*MESSAGE, "delivery_count").orderBy("id", "recorded_at"))
     unexplained = later.withColumn("copy", copy).join(explained, [*MESSAGE, "delivery_count"]).where("copy > explained")
     return rows.where("delivery_count = 1").unionAll(unexplained.select(*rows.columns))
@@ -208,7 +208,10 @@ LANE = ["source", "topic", "lane"]
 def owed_since(
     spark: SparkSession, config: PipelineConfig, folder: str, live_since: datetime
 ) -> Mapping[tuple[str, str], datetime]:
-    """Return (group, topic) -> the time since which the group must have handled messages. Reads the frame `inbox` of a folder."""
+    """
+    Return (group, topic) -> the time since which the group must have handled messages: its first inbox row, or `live_since` if
+    that is earlier. Reads the frame `inbox` of a folder.
+    """
     inbox = spark.read.parquet(f"{folder}/inbox")
     rows = inbox.groupBy("consumer_group", "topic").agg(F.unix_micros(F.min("at")).alias("at")).collect()
     first_handled = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
@@ -221,22 +224,23 @@ def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complet
     Set the first number of each mark to the one after those that were claimed before `since`, as `statements.FIRST` does in SQL.
 
     Args:
-        is_complete: all rows since the installation are there, so a lane without earlier claims begins with number 1.
+        is_complete: whether all rows since the installation are there, so that a lane without claims before `since` begins with
+            number 1. Otherwise, it begins with its lowest number that is left, or after its last number if none is.
     """
     places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
-    ends = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
+    ends_before = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
     marks = spark.read.parquet(f"{folder}/marks").collect()
-    moved = []
+    moved_marks = []
     for row in marks:
         lane = row.source, row.topic, row.lane
-        before, otherwise = ends.get(lane, (None, 0 if is_complete else row.last))
-        moved.append((*lane, 1 + (otherwise if before is None else before), row.last))
-    spark.createDataFrame(moved, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
+        before, fallback = ends_before.get(lane, (None, 0 if is_complete else row.last))
+        moved_marks.append((*lane, 1 + (fallback if before is None else before), row.last))
+    spark.createDataFrame(moved_marks, OF_HISTORY["marks"]).write.mode("overwrite").parquet(f"{folder}/marks")
 
 
-MAX_BROADCAST_IDS = 500_000  # more ids than these are joined by a shuffle, and not sent to each task
+MAX_BROADCAST_IDS = 500_000  # up to this number, the keys of a join are sent to each task, which is faster than a shuffle
 AUDITED_FRAMES = (MESSAGES, INBOX, FAILED_DELIVERY, DUPLICATE, OPERATOR_ACT, RECORDED)
 
 # frame of a history -> the columns by which a row of the lake is recognized in the database. Times are exact to the microsecond.
@@ -256,7 +260,7 @@ class LakeSnapshot:
     Args:
         unsettled: days that are not recorded as deleted from the database.
         is_complete: database and lake together have all rows since the installation.
-        since: the time since which they are audited; None: since the installation.
+        since: the time since which messages are audited; None: since the installation.
         recorded_since: the time since which the recorder's rows are complete; None: since the installation.
     """
 
@@ -292,7 +296,7 @@ def snapshot_lake(connection: Any, archived: Archived, since: datetime | None) -
         lake.require_files(commit, *(frame.name for frame in AUDITED_FRAMES))
     days = [*records.days(connection, date.max), *(date.fromisoformat(commit.day) for commit in commits)]
 
-    if archived.live_since is None:  # nothing was ever pruned
+    if archived.live_since is None:  # nothing was ever pruned, so database and lake are complete since the installation
         return LakeSnapshot(archived, lake, commits, unsettled_days(commits, deleted), True, since, None)
     kept = timedelta(seconds=archived.kept_seconds)
     complete = partial(
@@ -313,10 +317,10 @@ def broker_spans(config: PipelineConfig, snapshot: LakeSnapshot, recorded: dict[
     Args:
         recorded: the spans of recorded topics in the database.
     """
-    live = snapshot.archived.live_since
-    if live is None:
+    live_since = snapshot.archived.live_since
+    if live_since is None:
         return recorded
-    not_archived = {topic: RecordedTimes(live, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
+    not_archived = {topic: RecordedTimes(live_since, LATEST_TIME) for topic in config.seen_topics if topic not in config.recorded}
     since = snapshot.recorded_since
     return not_archived | {
         topic: replace(recorded_topic, began=max(recorded_topic.began, since)) if since else recorded_topic

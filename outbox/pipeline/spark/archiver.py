@@ -131,7 +131,7 @@ SELECT EXISTS (SELECT FROM outbox_deferred d JOIN outbox_inbox i ON i.message_id
     AND i.consumer_group = d.consumer_group WHERE i.handled_at < '{end}')
 """
 
-# Sessions that need the table queue behind a waiting lock request, so it waits only briefly.
+# The request for the lock waits only briefly, because all sessions that need the table queue behind it meanwhile.
 SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '100ms'"
 ROW_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
 PARTITION_EXISTS = "SELECT to_regclass('{table}') IS NOT NULL"
@@ -201,7 +201,7 @@ def drop(connection: Connection, span: Span, commit: Commit, deadline: float) ->
         except (errors.LockNotAvailable, errors.DeadlockDetected) as error:
             if time.monotonic() >= deadline:
                 raise DayInUse("open transactions") from error
-            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (lets the sessions through that are queued)
+            time.sleep(random.uniform(0.05, 0.2))  # noqa: S311  (so that queued sessions get their locks)
 
 
 def _try_to_drop(connection: Connection, span: Span, commit: Commit) -> None:
@@ -226,7 +226,7 @@ Log = Callable[[str], None]
 
 MAX_COMMITS_PER_RUN = 2  # a day that changed meanwhile is archived again once; if it changes again, the next run archives it
 
-# The id of the message with a given position in a day; such ids split the day into parts of equal size.
+# The id of the message with a given position in a day. Such ids are the bounds of parts with equal numbers of messages.
 FIND_ID_AT_OFFSET = "SELECT id::text FROM outbox_message WHERE id >= %s AND id < %s ORDER BY id OFFSET %s LIMIT 1"
 
 # The size in bytes of a day's largest body; PostgreSQL knows the sizes without reading the bodies.
@@ -318,7 +318,7 @@ class Archiver:
                 records.mark(self.connection, records.CHANGED, commit)
 
     def _find_commit(self, span: Span) -> Commit | None:
-        """Return the commit of an earlier run that ended before it had deleted the day."""
+        """Return the commit of an earlier run that ended before it had deleted the day. None: the day has to be written."""
         state, attempt = records.read(self.connection, span.day)
         if state in ("", "changed", "deleted"):
             return None
@@ -406,7 +406,7 @@ class Archiver:
         ]
 
     def _remove_abandoned(self, span: Span, attempt: int) -> None:
-        """Remove the folders of an interrupted attempt. Other attempts may have been committed and have lost their manifest."""
+        """Remove the folders of an interrupted attempt. Others stay, since they may be committed and have lost their manifest."""
         for folder in filter(Path.exists, sorted(self._folder(span, frame, attempt) for frame in FRAMES)):
             self.log(f"{span.day}: removing {folder}, the incomplete archive of an archiver that was stopped")
             self.report.abandoned.append(str(folder))
@@ -435,9 +435,9 @@ def _id_ranges(reading: Connection, span: Span, rows: int, per_part: int) -> lis
 
     The first one has no lower bound and the last one no upper bound, because rows of a day may be about messages of other days.
     """
-    found = [
+    rows_at_bounds = [
         reading.execute(FIND_ID_AT_OFFSET, [span.first_id, span.end_id, offset]).fetchone()
         for offset in range(per_part, rows, per_part)
     ]
-    ids = [row[0] for row in found if row]
+    ids = [row[0] for row in rows_at_bounds if row]
     return list(zip([None, *ids], [*ids, None], strict=True))

@@ -9,6 +9,8 @@ Audit one history: compare business rows, outbox, broker and inbox, and report t
 
 Messages with numbers are compared in `lanes.py`. Messages without a number were sent half first, or still wait to be claimed.
 They are few, so they are compared by their ids, in a shuffle.
+
+`history.py` explains what a history is, and `findings.py` lists the kinds of findings.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ def out_of_order(frame: DataFrame, keys: list[str], *orders: list[str]) -> DataF
     Takes a frame with the column `number` and those in `keys` and `orders`. Returns its columns, and `overtaken_by`, the higher
     number in the first order. The windows are partitioned by key. A key is a customer or an order, so the partitions are small.
     """
-    before = {
+    highest_before = {
         f"before_{nth}": F.max("number").over(Window.partitionBy(*keys).orderBy(*by).rowsBetween(Window.unboundedPreceding, -1))
         for nth, by in enumerate(orders)
     }
     return (
         frame.where(F.col("number").isNotNull())
-        .withColumns(before)
-        .where(reduce(Column.__and__, [F.col(name) > F.col("number") for name in before]))
+        .withColumns(highest_before)
+        .where(reduce(Column.__and__, [F.col(name) > F.col("number") for name in highest_before]))
         .select(*frame.columns, F.col("before_0").alias("overtaken_by"))
     )
 
@@ -151,13 +153,14 @@ def observations(
     roles: RoleRules, sources: frozenset[str], cutoff_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the observations in a part of a frame about messages without a number: message_id, topic, seen.
+    Yield what some rows of a frame say about messages without a number: message_id, topic, seen.
 
     `seen` says what the row proves about its message, such as "sent" or "stored".
 
     Args:
         sources: the source ids of the audited databases; messages of other databases are left out.
-        cutoff_micros: messages with a later time are young.
+        cutoff_micros: messages with a later time are young, so their absence at a later stage is no finding yet.
+        frame: the name of the frame.
     """
     for batch in batches:
         is_ours = coded(batch, "source").is_(*sources)
@@ -174,8 +177,8 @@ def observed(roles: RoleRules, cutoff_micros: int, frame: str, batch: pa.RecordB
     match frame:
         case "places":
             state, under_way = coded(batch, "state"), np.where(is_old, "late", "open")
-            sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles.of_sent(batch)])
-            yield np.where(state.is_("sent"), sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
+            if_sent = np.array([OBSERVATION_OF_ROLE[role] for role in roles.of_sent(batch)])
+            yield np.where(state.is_("sent"), if_sent, np.where(state.is_("dead", "discarded"), "gone", under_way)).tolist()
             for index, is_not_owed in roles.not_owed(batch):
                 yield [f"not for {roles.groups[index].name}" if flag else None for flag in is_not_owed]
         case "broker":
@@ -238,7 +241,7 @@ def audit_topics(spark: SparkSession, config: PipelineConfig, history: History) 
 
 def audit(spark: SparkSession, config: PipelineConfig, history: History, steps: Steps | None = None) -> Report:
     """
-    Compare business rows, outbox, broker and inbox.
+    Compare business rows, outbox, broker and inbox. Return findings and counts.
 
     Raises:
         HistoryError: the history does not suffice for an audit.
@@ -291,13 +294,13 @@ def make_report(spark: SparkSession, config: PipelineConfig, folder: str, steps:
     with steps("opening the history"):
         history = open_history(spark, folder)
     config = replace(config, since=history.audited_since or config.since)
-    recent = history  # without archived days, whose latency and backlog earlier runs have reported
+    recent = history  # if there is an archive, without its days, whose latency and backlog earlier runs have reported
     if config.archived and config.archived.live_since:
         recent = history.since(first_id_at(config.archived.live_since))
     report = audit(spark, config, history, steps)
     with steps("latency and backlog"):
-        times = count_times(spark, config, recent)
-        latency, backlog = latency_report(config, times), backlog_report(config, recent, times)
+        bin_counts = count_times(spark, config, recent)
+        latency, backlog = latency_report(config, bin_counts), backlog_report(config, recent, bin_counts)
     with steps("digest"):
         history_digest = digest(spark, history)
     return {

@@ -46,12 +46,12 @@ class Role(enum.IntEnum):
 
 
 class GroupRole(enum.IntEnum):
-    """Roles that every audited group has for itself; `group_role` returns their integers."""
+    """Roles of a message in one audited group; `group_role` returns their integers."""
 
     HANDLED = 0
     DEAD_LETTER = 1
     WAITING = 2  # deferred, or not delivered yet: the broker still has it for the group
-    NOT_OWED = 3  # sent before the group is known to have subscribed, so it need not have been handled
+    NOT_OWED = 3  # sent before the group is known to have subscribed, so the group need not have handled it
     DISCARDED = 4  # by an operator
 
 
@@ -89,7 +89,7 @@ class RecordedSpan:
 
     Args:
         began, until: messages that became visible between these times are in the history, if the broker has them.
-        hidden: the maximum time from sending a message until it becomes visible.
+        hidden: the maximum time from sending a message until it becomes visible at the broker; 0 except for delayed messages.
         is_by_claim: compare `began` with the time of a message's claim. The time at which it was marked as sent may be long after
             the broker stored it.
     """
@@ -106,7 +106,8 @@ class RoleRules:
     Determines the roles of rows, for the audited groups.
 
     Args:
-        cutoff_micros: later messages are young.
+        groups: the audited groups; `group_role` takes their indexes.
+        cutoff_micros: messages with a later time are young.
         recorded_spans: topic -> its span, for topics whose messages at the broker are not all in the history.
         owed: (group, topic) -> the time in microseconds since which the group must have handled messages; missing: always.
     """
@@ -141,7 +142,7 @@ class RoleRules:
             is_earlier = (claimed_at if span.is_by_claim else at) < span.began
             # A delayed message may not have become visible before `until`, so the recorder could not receive it.
             may_be_hidden = (at > span.until - span.hidden) & (span.hidden > 0)
-            cases = {
+            cases = {  # the first one that applies decides
                 Role.SENT_YOUNG: (at > self.cutoff_micros) | (may_be_hidden & is_earlier),
                 Role.UNSEEN: is_earlier,
                 Role.UNREAD: at > span.until,
@@ -190,16 +191,16 @@ def role_rules(config: PipelineConfig, history: History) -> RoleRules:
 
 
 def recorded_spans(config: PipelineConfig, history: History) -> dict[str, RecordedSpan]:
-    """Return the spans of topics whose messages at the broker are not in the history for all times, less the clock tolerance."""
+    """Return the spans of topics whose messages at the broker are not all known, shortened by the clock tolerance."""
     tolerance = timedelta(seconds=config.clock_tolerance_seconds)
     spans = {}
-    of_kafka = {topic for cluster in config.kafka for topic in cluster.topics}
+    kafka_topics = {topic for cluster in config.kafka for topic in cluster.topics}
     for topic in {**config.recorded, **history.recorded}:
         hidden_seconds = config.recorded.get(topic, 0.0)
         recorded = history.recorded.get(topic, RecordedTimes(history.as_of, None))
         began = recorded.began + tolerance
         until = began if recorded.until is None else recorded.until - tolerance
-        spans[topic] = RecordedSpan(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in of_kafka)
+        spans[topic] = RecordedSpan(micros(began), micros(until), int(hidden_seconds * 1_000_000), topic in kafka_topics)
     return spans
 
 
@@ -274,7 +275,7 @@ class Cell:
 
 class Cells:
     """
-    Collects the rows of a part of a frame into cells.
+    Collects rows of a frame into cells.
 
     Args:
         no_number: the role of rows whose number no lane can assign (below 1, or above `HIGHEST`).
@@ -341,6 +342,7 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[Ints, list[LaneName]]:
     """Return each row's lane, as an index into the list of lanes that is also returned."""
     source, topic = coded(batch, "source"), coded(batch, "topic")
     lane, has_lane = integers(batch, "lane")
+    # Lanes are smallints. Shifted to be positive, they are less than 2^16, which stands for NULL.
     numbered = lane + (1 << 15) if has_lane.all() else np.where(has_lane, lane + (1 << 15), 1 << 16)
     low = int(numbered.min(initial=1 << 16))
     span = int(numbered.max(initial=low)) - low + 1

@@ -137,11 +137,12 @@ class PipelineConfig:
         brokers: the databases with the tables of embedded brokers.
         kafka: the Kafka clusters to read.
         kafka_jars: the folder with the jars of Spark's source for Kafka; empty: Spark downloads them.
+        business: the business rows that must have messages.
         groups: the consumer groups whose inboxes are audited.
         seen_topics: the topics whose messages at the broker are read. For other topics, the inbox is compared with the outbox.
         recorded: topic among them that the recorder records -> the maximum delay of a message at the broker, in seconds.
         ordered_topics: topics that keep the order of the messages of a key.
-        settle_seconds: messages younger than this count as in flight, and not as lost.
+        settle_seconds: the settle time; messages younger than this count as in flight, and not as lost.
         clock_tolerance_seconds: the maximum difference between the clocks of the machines.
         since: do not audit messages that were published earlier, since they may have been pruned; None: the history is complete.
         archived: also audit this lake. It determines the start of the audit, unless `since` is later.

@@ -34,12 +34,12 @@ class FindingKind(enum.StrEnum):
     ORPHAN = "orphan"  # at this stage, but at none before
     DUPLICATED = "duplicated"  # the same message is there more than once
     RENUMBERED = "renumbered"  # different messages have the same number
-    OUT_OF_ORDER = "out of order"  # after a later message of its key
+    OUT_OF_ORDER = "out of order"  # after a message of the same key with a higher number
     LATE = "late"  # older than the settle time, and still in flight
     BEYOND_LAST = "beyond the last number"  # the number is higher than the lane's last one, so the lane was set back
     NO_NUMBER = "no number"  # a number that no lane assigns: 0, negative, absurdly high
     UNKNOWN_LANE = "unknown lane"  # messages of this database in a lane that does not exist
-    CLOCK = "clock"  # impossible times
+    CLOCK = "clock"  # a time in the future, or before that of the preceding stage
     UNKNOWN_TOPIC = "unknown topic"  # rows refer to a topic that does not exist
     BROKEN_ROW = "broken row"  # unreadable or contradictory; no release of the outbox writes such a row
 
@@ -67,7 +67,8 @@ class Breach:
         group: the consumer group, if the stage is the inbox.
         subject: the name of the entry in settings, if the finding is about business rows.
         first, last: the numbers in the lane; -1 for messages without numbers.
-        count: the number of messages.
+        count: the number of messages, or of business rows.
+        detail: what is wrong in particular; the text of the finding shows it in parentheses.
         ids: the ids of the messages, as far as they are known; at most `ids_per_finding`.
         about: the business rows concerned.
     """
@@ -129,7 +130,7 @@ def _merge_neighbours(same: list[Breach]) -> list[Breach]:
 
 
 def clock_has_jumped(tolerance_seconds: float) -> str:
-    """Return the detail of a finding about negative latencies."""
+    """Return the `detail` of a finding about messages whose time at a stage is before that at the preceding stage."""
     return f"more than {tolerance_seconds:g} s earlier than the preceding stage: a clock has jumped"
 
 

@@ -1,5 +1,5 @@
 """
-A history: business rows, outbox, broker and inbox at one moment, as frames in Parquet.
+A history: a copy of business rows, outbox, broker and inbox at one moment. A frame is a table of it, in Parquet.
 
     folder/business/  messages/  places/  broker/  inbox/  failed_deliveries/  marks/     columns as in FRAMES
     folder/history.json: sources, time, the spans of time for which brokers are known; it is written last
@@ -45,8 +45,8 @@ BUSINESS = _schema(subject=StringType, about=StringType, at=TimestampType)
 # Message rows, as `publish` has written them.
 MESSAGES = _schema(message_id=StringType, topic=StringType, key=StringType, type=StringType, about=StringType, at=TimestampType)
 
-# The place of each message in the outbox: a position in a batch, a ticket, a delayed row. state: as in the view
-# outbox_message_state; at: when the message entered that state, as far as that is stored.
+# The place of each message in the outbox: a position in a batch, a ticket (no relay has claimed the message yet) or a delayed row
+# (it is not due yet). state: as in the view outbox_message_state; at: when the message entered that state, if that is stored.
 PLACES = _schema(**MESSAGE_COLUMNS, state=StringType, claimed_at=TimestampType, at=TimestampType)
 
 # Messages that a broker has stored and made visible.
@@ -77,7 +77,7 @@ FRAMES: dict[str, StructType] = {
 
 # scheme of Spark -> scheme of pyarrow
 SCHEMES = {"file": "file", "hdfs": "hdfs", "viewfs": "viewfs", "gs": "gs", "s3": "s3", "s3a": "s3", "s3n": "s3"}
-SAFE = "/%!$&'()*+,;=:@"
+SAFE = "/%!$&'()*+,;=:@"  # the characters of a path that are not escaped in a URL
 
 
 @contextmanager
@@ -118,9 +118,10 @@ class Mark:
 @dataclass(frozen=True)
 class RecordedTimes:
     """
-    The span of time whose sent messages are in the history if the broker has them.
+    A span of time of a topic: each message that was sent in it, and that the broker has, is in the history.
 
     Args:
+        began: the start of the span.
         until: the end of the span; None: it is not certain yet, so the span is empty.
         why: why later messages are not in the history; empty: because the recorder has not read them yet.
     """
@@ -243,7 +244,7 @@ def _require_rows(history: History, folder: str) -> None:
 
 def invalidate_history(spark: SparkSession, folder: str) -> None:
     """
-    Remove the metadata of an older history from a folder, so that a partly overwritten history cannot be opened.
+    Overwrite the metadata of an older history with an empty text, so that a history cannot be opened while it is overwritten.
 
     Raises:
         HistoryError: the folder is not shared: an executor wrote to a folder of this name on another machine.

@@ -33,7 +33,7 @@ from outbox.pipeline.spark.config import PipelineConfig
 from outbox.pipeline.spark.session import Steps, build_session
 
 MODULE = "outbox.pipeline.spark.jobs"
-AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # the variable with the key that signs verdicts; jobs do not get it
+AUDIT_KEY = "OUTBOX_AUDIT_KEY"  # the environment variable with the key that signs verdicts; jobs run without it
 
 LOG_TAIL_LINES = 40
 POLL_SECONDS = 0.2
@@ -75,7 +75,7 @@ class JobResult:
 
 def run_job(job: str, config: str, *arguments: str, at_most: timedelta | None = None, log: Log) -> JobResult:
     """
-    Run a job in a child process, and wait for it. In its report, `seconds` is the whole duration, with the start of the process.
+    Run a job in a child process, and wait for it. `seconds` in its report includes the start and the end of the process.
 
     Args:
         job: a name in `JOBS`.
@@ -155,7 +155,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def exit_with_parent() -> None:
-    """Interrupt this process, as Ctrl-C does, when its parent ends. So it deletes its folders and stops its JVM."""
+    """Interrupt this process, as Ctrl-C does, when its parent ends or closes the pipe, so that it deletes its folders."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore SIGINT
     main = threading.main_thread().ident or 0
 

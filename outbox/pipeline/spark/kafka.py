@@ -5,8 +5,8 @@ Read the topics of Kafka with Spark's source for Kafka, in isolation level read_
         ->  broker: source, topic orders, lane 1, number 3, message_id 01a1…, key, queue 0, pos 7, at
 
 First, the driver records the first and last offset of each partition, and the committed offsets of the groups, with Kafka's
-Python client. This is before the snapshots of the databases. So the outbox's snapshot has all messages that Spark reads later,
-and the inbox's snapshot has all messages that a group had finished by then.
+Python client. Only then are the snapshots of the databases taken. So the outbox's snapshot has all messages that Spark reads
+later, and the inbox's snapshot has all messages that a group had finished by then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 1.0
-NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}
+NO_GROUP = {"group.id": "unused", "enable.auto.commit": False}  # a consumer must name a group, and this one joins none
 URN = "urn:uuid:"  # the header ce_source is this prefix and the source id of the outbox
 AFTER_UNFINISHED = (
     "after an unfinished transaction in partition {partition}, which began at {time}, so read_committed consumers wait for its "
@@ -158,18 +158,19 @@ def _finished(settings: Mapping[str, Any], group: str, partitions: Sequence[Part
 
 
 def _bounds(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-    low = _offsets(admin, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
+    """Return partition -> its first offset and its last stable offset."""
+    first = _offsets(admin, partitions, OffsetSpec.earliest(), IsolationLevel.READ_UNCOMMITTED)
     end = _offsets(admin, partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
-    return {partition: (low[partition], max(low[partition], end[partition])) for partition in partitions}
+    return {partition: (first[partition], max(first[partition], end[partition])) for partition in partitions}
 
 
 def _offsets(
-    admin: AdminClient, partitions: Sequence[Partition], which: OffsetSpec, level: IsolationLevel
+    admin: AdminClient, partitions: Sequence[Partition], spec: OffsetSpec, level: IsolationLevel
 ) -> dict[Partition, int]:
     if not partitions:
         return {}
-    wanted = {TopicPartition(*partition): which for partition in partitions}
-    offsets = admin.list_offsets(wanted, isolation_level=level, request_timeout=ANSWER_SECONDS)
+    specs = {TopicPartition(*partition): spec for partition in partitions}
+    offsets = admin.list_offsets(specs, isolation_level=level, request_timeout=ANSWER_SECONDS)
     return {(found.topic, found.partition): answer.result(ANSWER_SECONDS).offset for found, answer in offsets.items()}
 
 
@@ -245,8 +246,8 @@ def _identified(records: DataFrame) -> DataFrame:
 
 def _header(name: str) -> Column:
     """Return the last header with this name as text; NULL if there is none."""
-    named = F.filter("headers", lambda header: header.key == name)
-    return F.try_element_at(named, F.lit(-1)).value.cast("string")
+    matching = F.filter("headers", lambda header: header.key == name)
+    return F.try_element_at(matching, F.lit(-1)).value.cast("string")
 
 
 def _text(error: Exception) -> str:

@@ -2,14 +2,17 @@
 Compare by key: find business rows without a message, and message rows without a place in the outbox. And digest a history.
 
     pair     left                        right
-    ABOUT    business row shop.order:7   message about shop.order:7      a key on one side only: lost, or orphan
-    PLACE    message row 01a1…           ticket, delayed row or batch    a key on the left only: no relay would send the message
+    ABOUT    business row shop.order:7   message about shop.order:7      left only: LOST; right only: ORPHAN
+    PLACE    message row 01a1…           ticket, delayed row or batch    LOST: no relay would send it (left only); its row is gone
 
-    left:  a b c d  |  for each bucket of hashes: number of rows, and sum of hashes; right minus left is 0 if the sides are
-    right: a b d    |  equal, and the hash itself if one key differs; if several differ, all hashes of the bucket are compared
+Keys are hashed, and their hashes are divided into buckets. For each bucket, the number of rows and the sum of hashes on the left
+are subtracted from those on the right. Both differences are 0 if the sides are equal. If one key is missing on the left, they are
+1 and its hash; if one is missing on the right, both are negated. If several keys are missing, all hashes of the bucket are
+compared.
 
-So keys are never shuffled, and hashes only for buckets in which several keys differ. Two unequal sides look equal with a
-probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
+So Spark never shuffles keys, and shuffles hashes only for buckets in which several keys differ. Two unequal sides look equal with
+a probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
+`history.py` defines the frames from which the keys come.
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ LOW_HALF = np.uint64(0xFFFFFFFF)
 # remaining bytes of a string, 0 to 8 -> the mask of these bytes in a word
 BYTE_MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
 
+# Sums of a pair and bucket, the right side minus the left one: the number of rows, the upper and the lower halves of their
+# hashes, and their check values.
 DIGEST = pa.schema(
     {
         "pair": pa.int8(),
@@ -74,7 +79,7 @@ DIGEST = pa.schema(
 
 def hashed(strings: pa.Array, seeds: Hashes | np.uint64) -> Hashes:
     """
-    Return the hashes of strings, which are not NULL. Eight bytes at a time are mixed in; then it is finalized as in splitmix64.
+    Return the hashes of strings, none of which is NULL. Their bytes are mixed in eight at a time; splitmix64's finalizer follows.
     """
     strings = strings.cast(pa.string())
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
@@ -116,7 +121,7 @@ def bucket_of(hashes: Hashes) -> npt.NDArray[np.int64]:
 
 
 def _check(hashes: Hashes) -> Hashes:
-    """Return check values, by which the sum of several hashes is told from a single hash."""
+    """Return check values. A sum of hashes is a single hash only if its check value equals the sum of the check values."""
     return finalized(hashes + np.uint64(1)) & LOW_HALF
 
 
@@ -145,7 +150,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The sorted hashes of the keys of a pair that are not on both sides. The lowest bit of each hash is set."""
+    """The sorted hashes of the keys of a pair that are not on both sides. The lowest bit of each is set, as in UNEQUAL."""
 
     hashes: Hashes
 
@@ -198,6 +203,7 @@ LAST_BIT = np.uint64(1)  # in a slice, the last bit of a hash is the side of its
 SLICE_BITS = 8  # hashes with the same highest bits are a slice, which one task compares
 
 SLICE = pa.schema({"pair": pa.int8(), "slice": pa.int32(), "hashes": pa.binary()})
+# hash: with the last bit set
 UNEQUAL = pa.schema({"pair": pa.int8(), "hash": pa.int64()})
 
 
@@ -227,6 +233,7 @@ DIGEST_COLUMNS = {
     for name, schema in FRAMES.items()
 }
 TEXTS = {column.name for schema in FRAMES.values() for column in schema if isinstance(column.dataType, StringType)}
+# The number of a frame's rows, the xor of their hashes, and the sum of the lower halves of their hashes.
 SUMS = pa.schema({"name": pa.string(), "n": pa.int64(), "once": pa.int64(), "total": pa.int64()})
 
 
@@ -234,8 +241,8 @@ def digest(spark: SparkSession, history: History) -> str:
     """
     Return the digest of all columns of a history except times.
 
-    Two histories that differ in one row have the same digest with a probability of about 2^-64. It has the xor and the sum of the
-    hashes of rows, because two equal rows cancel out in the xor.
+    Two histories that differ in one row have the same digest with a probability of about 2^-64. The digest contains both the xor
+    and the sum of the rows' hashes, because two equal rows cancel out in the xor.
     """
     parts = scan(spark, history, DIGEST_COLUMNS, _sums, SUMS).groupBy("name")
     rows = parts.agg(F.sum("n").alias("n"), F.bit_xor("once").alias("once"), F.sum("total").alias("total")).collect()
@@ -277,7 +284,7 @@ def _hash_of_text(text: str | None) -> np.uint64:
     return NULL_HASH if text is None else hashed(pa.array([text]), np.uint64(0))[0]
 
 
-Entries: TypeAlias = "npt.NDArray[np.int32]"  # indexes in config.business; its length stands for none
+Entries: TypeAlias = "npt.NDArray[np.int32]"  # indexes in config.business; an index equal to its length means no entry
 
 ABOUT, PLACE = 0, 1  # the pairs: business rows and their messages; message rows and their places in the outbox
 LEFT, RIGHT = -1, 1
@@ -288,6 +295,7 @@ COLUMNS: dict[int, dict[str, tuple[str, ...]]] = {
     PLACE: {"messages": ("message_id", "topic"), "places": ("message_id", "topic")},
 }
 
+# left, right: 1 for the side of the row, and 0 for the other; at: microseconds since 1970.
 CANDIDATE = pa.schema(
     {
         "pair": pa.int8(),
@@ -303,7 +311,7 @@ CANDIDATE = pa.schema(
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a batch that are on one side of a pair, with their keys and hashes."""
+    """The rows of a batch that are on one side of a pair, with their entries in settings (empty for PLACE), keys and hashes."""
 
     pair: int
     sign: int
@@ -317,14 +325,14 @@ class Side:
         mask = pa.array(chosen)
         rows = self.batch.filter(mask)
         ones: Ints = np.ones(len(rows), np.int64)
-        names = set(rows.schema.names)
+        present = set(rows.schema.names)
         columns = [
             np.full(len(rows), self.pair, np.int8),
             self.subjects.filter(mask).cast(pa.string()),
             self.keys.filter(mask),
             *((ones, 0 * ones) if self.sign == LEFT else (0 * ones, ones)),
-            rows.column("topic").cast(pa.string()) if "topic" in names else pa.nulls(len(rows), pa.string()),
-            micros_of(rows, "at") if "at" in names else 0 * ones,
+            rows.column("topic").cast(pa.string()) if "topic" in present else pa.nulls(len(rows), pa.string()),
+            micros_of(rows, "at") if "at" in present else 0 * ones,
         ]
         return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=CANDIDATE)
 
@@ -348,15 +356,15 @@ class Keys:
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Return frame -> the columns to read."""
-        values: dict[str, tuple[str, ...]] = {}
+        columns_of: dict[str, tuple[str, ...]] = {}
         for pair in self.pairs:
             for frame, columns in COLUMNS[pair].items():
                 at = ("at",) if self.since_micros is not None and frame != "places" else ()
-                values[frame] = tuple(dict.fromkeys((*values.get(frame, ()), *columns, *at)))
-        return values
+                columns_of[frame] = tuple(dict.fromkeys((*columns_of.get(frame, ()), *columns, *at)))
+        return columns_of
 
     def digest(self, frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the digests of a part of a frame."""
+        """Yield the digests of some rows of a frame, as rows of DIGEST."""
         digest = Digest()
         for side in self._sides(frame, batches):
             digest.add(side.pair, side.sign, side.hashes)
@@ -433,7 +441,7 @@ class Keys:
         return Side(PLACE, sign, batch, no_subjects, keys, hashed(keys, np.uint64(self.salt)))
 
 
-# A business row and its message may be on different sides of `since`. So findings about rows soon after it are left out.
+# A business row and its message may be on different sides of `since`, so findings about rows from the first hour are left out.
 EDGE = timedelta(hours=1)
 
 

@@ -488,8 +488,8 @@ def complete_since(
     """
     Return the time since which database and lake together have all rows. None: they have all rows since the installation.
 
-    Once there is an archive, rows are deleted only after they are archived. Rows about messages that were claimed before may have
-    been pruned. A day that is neither in the database nor in the lake was pruned while there was no archive, so the history is
+    Once there is an archive, rows are deleted only after they are archived. Rows from the time before the archive may have been
+    pruned. A day that is neither in the database nor in the lake was pruned while there was no archive, so the history is
     complete only from the first commit of a later day on.
 
     Args:
@@ -501,20 +501,20 @@ def complete_since(
         frames: the names of the frames in question. Commits without any of them were made by an older version, and do not count.
     """
     with_frames = [commit for commit in commits if any(name in commit.frames for name in frames)]
-    installed_on, known = installed_at.astimezone(UTC).date(), set(days)
-    first = max(min(known, default=installed_on), installed_on)
-    day_numbers = range((database_since.astimezone(UTC).date() - first).days)
-    missing = [day for day in (first + n * DAY for n in day_numbers) if day not in known]
-    after_missing = (commit for commit in with_frames if not missing or commit.day > str(missing[-1]))
-    archived_since = min(map(_written_at, after_missing), default=database_since)
-    has_all_days = bool(with_frames) and not missing and first <= installed_on and with_frames[0] == commits[0]
+    installed_on, known_days = installed_at.astimezone(UTC).date(), set(days)
+    first_day = max(min(known_days, default=installed_on), installed_on)
+    day_numbers = range((database_since.astimezone(UTC).date() - first_day).days)
+    missing_days = [day for day in (first_day + n * DAY for n in day_numbers) if day not in known_days]
+    commits_after = (commit for commit in with_frames if not missing_days or commit.day > str(missing_days[-1]))
+    archived_since = min(map(_written_at, commits_after), default=database_since)
+    has_all_days = bool(with_frames) and not missing_days and first_day <= installed_on and with_frames[0] == commits[0]
     if has_all_days and (archived_since - retention < installed_at or _begins_unpruned(with_frames, frames)):
         return None
     return min(archived_since, database_since)
 
 
 def _begins_unpruned(commits: Iterable[Commit], frames: Collection[str]) -> bool:
-    """Return whether the first commit with rows has some in these frames, because pruning had not deleted them before."""
+    """Return whether these frames have rows from the first commits on, so that pruning had deleted none before the archive."""
     for commit in commits:
         if any(commit.frames[name].rows for name in frames if name in commit.frames):
             return True
@@ -570,8 +570,8 @@ def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     commits = lake.committed(str(day))
     for commit in reversed(commits):  # the latest attempt first
         for row in _rows(lake, commit, "messages", message_id):
-            of_both_days = [*commits, *lake.committed(str(day + timedelta(days=1)))]
-            handled = [row for near in of_both_days for row in _rows(lake, near, "inbox", message_id)]
+            commits_of_both_days = [*commits, *lake.committed(str(day + timedelta(days=1)))]
+            handled = [row for near in commits_of_both_days for row in _rows(lake, near, "inbox", message_id)]
             return ArchivedMessage(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
     return None
 

@@ -2,10 +2,11 @@
 Compare outbox, broker and inbox number by number: find the numbers of a lane that are missing at a stage, or there more than
 once, and look up which messages these are.
 
-A mark says which numbers a lane has assigned, first to last. A cell is a bitmap of the numbers in one bucket, which is a range of
-32,768 numbers, that have one role, such as SENT (`cells.py`).
+A lane numbers messages of a topic when they are claimed. Its mark has the first and the last of these numbers. The role of a row,
+such as SENT, says what the row proves about its message. A cell is a bitmap of the numbers that have one role in one bucket. A
+bucket is a range of 32,768 numbers (`cells.py`).
 
-    rows of all frames -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
+    rows of all frames (history.py) -> cells -> comparison of the cells of a bucket -> ranges of numbers -> message ids
 
     role    numbers in the bucket
     SENT    1 2 3 4 5                   SENT without broker = {3}: lost at the broker
@@ -96,8 +97,8 @@ class ExpectedLane:
 
 class RangeResult(NamedTuple):
     """
-    A finding about `n` numbers of a range, whose `label` is the consumer group. Or, with `kind` None, a count of `n` messages,
-    whose `label` is its name; for the count of handled messages, `first` is the lowest handled number.
+    A finding about `n` numbers from `first` to `last`, with the consumer group as its `label`. Or, if `kind` is None, a count of
+    `n` messages, with its name as its `label`; for the count of handled messages, `first` is the lowest handled number.
     """
 
     kind: FindingKind | None
@@ -152,6 +153,7 @@ def compare_stages(lane: ExpectedLane, bucket: int, roles: Mapping[int, Cell]) -
     yield from ranges(FindingKind.ORPHAN, Stage.INBOX, "", with_role(Role.FOREIGN_GROUP) & ~stored & ~placed)
     yield from ranges(FindingKind.BEYOND_LAST, Stage.OUTBOX, "", (placed | stored | arrived) & (numbers > lane.last))
     yield from ranges(FindingKind.LATE, Stage.OUTBOX, "", with_role(Role.OPEN_LATE))
+    # `due` has the messages that the groups must have handled by now.
     if lane.is_broker_known:
         yield from ranges(FindingKind.LOST, Stage.BROKER, "", with_role(Role.SENT) & ~stored)
         yield from ranges(FindingKind.LATE, Stage.BROKER, "", with_role(Role.UNREAD) & ~stored)
@@ -267,7 +269,7 @@ def cells(spark: SparkSession, config: PipelineConfig, history: History) -> Data
 
 
 def _summarize(roles: RoleRules, latest: int) -> Any:
-    """Return a function for `scan` that collects the rows of a part of a frame into cells."""
+    """Return a function for `scan` that collects rows of a frame into cells."""
 
     def summarize(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         cells_of_part = Cells(ROLE_WITHOUT_NUMBER[frame])
@@ -319,7 +321,7 @@ def _unknown_lanes(history: History, rows: list[Any], result: Report) -> list[Ma
     """
     Return marks for the lanes of this database that have none, up to their highest number, so that they can be compared, too.
 
-    Adds a finding for each of them to `result`, and the number of other databases' rows.
+    Adds a finding for each of these lanes to `result.findings`, and the number of other databases' rows to `result.foreign`.
     """
     by_lane: dict[tuple[str, str, int | None], list[Any]] = defaultdict(list)
     for row in rows:
@@ -370,9 +372,11 @@ def _collect(result: Report, config: PipelineConfig, history: History, marks: Se
 
 def _finding(mark: Mark, row: Any, recorded: RecordedTimes | None) -> Breach:
     group = row.label if row.stage == Stage.INBOX else ""
-    span = row.last - row.first + 1
+    range_size = row.last - row.first + 1
     detail = (
-        f"{row.n} of these {span} numbers" if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < span else ""
+        f"{row.n} of these {range_size} numbers"
+        if row.kind not in (FindingKind.DUPLICATED, FindingKind.CLOCK) and row.n < range_size
+        else ""
     )
     if row.kind == FindingKind.LATE and row.stage == Stage.BROKER:
         detail = unread_detail(recorded)
@@ -417,12 +421,12 @@ def _without_losses_before_groups_began(config: PipelineConfig, rows: list[Any],
             yield finding
 
 
-LANE_SHIFT = 49  # bits: numbers are at most 2^49, and the index of the lane is above them
+LANE_SHIFT = 49  # a number needs at most 49 bits; the index of its lane is in the bits above them
 BEFORE_ALL = np.iinfo(np.int64).min  # the end of an empty range before the first one
 
 
 def index_of(ranges: Mapping[LaneName, Iterable[tuple[int, int]]]) -> RangeIndex:
-    """Return an index by which millions of numbers can be looked up in ranges of numbers, first to last."""
+    """Return an index of ranges (first and last number), in which millions of numbers can be looked up."""
     codes = {lane: code for code, lane in enumerate(ranges)}
     spans = [(code, first, last) for lane, code in codes.items() for first, last in _merged(ranges[lane])]
     starts = np.array([(code << LANE_SHIFT) + first - 1 for code, first, _ in spans], np.int64)
@@ -450,8 +454,8 @@ class RangeIndex:
         if not len(self.starts) or not len(numbers) or (codes < 0).all():
             return is_in_range
         packed = (codes << LANE_SHIFT)[lanes] + numbers - 1
-        span = np.searchsorted(self.starts, packed, "right") - 1
-        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[span])
+        range_number = np.searchsorted(self.starts, packed, "right") - 1
+        hits = np.flatnonzero(packed <= np.append(self.ends, BEFORE_ALL)[range_number])
         is_in_range[hits[(numbers[hits] >= 1) & (numbers[hits] <= HIGHEST)]] = True
         return is_in_range
 
@@ -459,12 +463,12 @@ class RangeIndex:
 def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the ranges in order; overlapping ones are merged."""
     first, last = 0, -1
-    for a, b in sorted(spans):
-        if a > last:
+    for start, end in sorted(spans):
+        if start > last:
             if last >= first:
                 yield first, last
-            first = a
-        last = max(last, b)
+            first = start
+        last = max(last, end)
     if last >= first:
         yield first, last
 
@@ -488,19 +492,21 @@ def repeats(rows: pa.Table, *, ids: int) -> Iterator[dict[str, Any]]:
     for group in keys["consumer_group"].unique().to_pylist():
         rows_of_group = keys.filter(pc.equal(keys["consumer_group"], group)).to_pylist()
         for kind in FindingKind.DUPLICATED, FindingKind.RENUMBERED:
-            of_kind = [row for row in rows_of_group if (len(row["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)]
-            for first, last, of_span in _spans(of_kind):
+            matching = [
+                row for row in rows_of_group if (len(row["message_id_distinct"]) == 1) == (kind is FindingKind.DUPLICATED)
+            ]
+            for first, last, rows_in_range in _spans(matching):
                 yield {
                     "consumer_group": group,
                     "kind": kind.value,
                     "first": first,
                     "last": last,
-                    "numbers": len(of_span),
+                    "numbers": len(rows_in_range),
                     "n": sum(
                         row["message_id_count"] - 1 if kind is FindingKind.DUPLICATED else len(row["message_id_distinct"])
-                        for row in of_span
+                        for row in rows_in_range
                     ),
-                    "ids": [message_id for row in of_span[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
+                    "ids": [message_id for row in rows_in_range[:ids] for message_id in sorted(row["message_id_distinct"])[:ids]],
                 }
 
 
@@ -528,6 +534,7 @@ BUCKETS_PER_GROUP = 8
 
 FOR_ID, FOR_REPEATS = 1, 2  # why a row is looked up: for its message id, or because its number is repeated. The sum means both
 
+# part: the number of the group of buckets that one task looks up.
 WANTED_ROW = pa.schema(
     [
         ("frame", pa.string()),
@@ -538,6 +545,7 @@ WANTED_ROW = pa.schema(
     ]
 )
 
+# A range of repeated numbers, as in `repeats`; or, if `kind` is "", the number `first` and the id of its message.
 LOOKED_UP = pa.schema(
     [
         ("frame", pa.string()),
@@ -612,6 +620,8 @@ def _frames_with_ids(finding: Breach) -> tuple[str, ...]:
 
 
 def _row_filter(for_ids: Mapping[str, RangeIndex], for_repeats: Mapping[str, RangeIndex]) -> Any:
+    """Return a function for `scan` that yields the rows whose numbers are to be looked up, as rows of WANTED_ROW."""
+
     def select(frame: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             number, _ = integers(batch, "number")
@@ -636,7 +646,7 @@ def _wanted_rows(frame: str, batch: pa.RecordBatch, why: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([*columns, pa.array(why[why > 0])], schema=WANTED_ROW)
 
 
-def _look_up(ids: int) -> Any:
+def _look_up(max_ids: int) -> Any:
     """Return a function that returns the messages of the wanted numbers in a group of buckets, and their repeated numbers."""
 
     def look_up(table: pa.Table) -> pa.Table:  # Spark needs the annotations
@@ -644,8 +654,8 @@ def _look_up(ids: int) -> Any:
         location = {name: table[name][0].as_py() for name in ("frame", *LANE)}
         repeated = table.filter(pa.array(why >= FOR_REPEATS))
         buckets = (repeated["number"].to_numpy() - 1) // BUCKET
-        of_buckets = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
-        found = [{**location, **repeat} for rows in of_buckets for repeat in repeats(rows, ids=ids)]
+        rows_by_bucket = (repeated.filter(pa.array(buckets == bucket)) for bucket in np.unique(buckets))
+        repeated_ranges = [{**location, **repeat} for rows in rows_by_bucket for repeat in repeats(rows, ids=max_ids)]
         for_ids = table.filter(pa.array(why % FOR_REPEATS == FOR_ID))
         columns = {
             **{name: for_ids[name] for name in LANE},
@@ -653,13 +663,13 @@ def _look_up(ids: int) -> Any:
             "first": for_ids["number"],
             "ids": pa.ListArray.from_arrays(np.arange(len(for_ids) + 1, dtype=np.int32), for_ids["message_id"].combine_chunks()),
         }
-        return pa.concat_tables([pa.Table.from_pylist(found, LOOKED_UP), pa.table(columns)], promote_options="default")
+        return pa.concat_tables([pa.Table.from_pylist(repeated_ranges, LOOKED_UP), pa.table(columns)], promote_options="default")
 
     return look_up
 
 
 def _repeat_finding(row: Mapping[str, Any]) -> Breach:
-    span = row["last"] - row["first"] + 1
+    range_size = row["last"] - row["first"] + 1
     return Breach(
         FindingKind(row["kind"]),
         next(stage for stage, frame in FRAME_OF.items() if frame == row["frame"]),
@@ -667,7 +677,7 @@ def _repeat_finding(row: Mapping[str, Any]) -> Breach:
         first=row["first"],
         last=row["last"],
         count=row["n"],
-        detail=f"{row['numbers']} of these {span} numbers" if row["numbers"] < span else "",
+        detail=f"{row['numbers']} of these {range_size} numbers" if row["numbers"] < range_size else "",
         ids=tuple(row["ids"]),
     )
 
@@ -675,6 +685,6 @@ def _repeat_finding(row: Mapping[str, Any]) -> Breach:
 def _with_ids(config: PipelineConfig, finding: Breach, ids: Mapping[NumberKey, str]) -> Breach:
     if finding.lane < 0 or finding.ids or finding.kind in KINDS_WITHOUT_IDS:
         return finding
-    span: Sequence[int] = range(finding.first, min(finding.last, finding.first + config.ids_per_finding - 1) + 1)
-    known = [ids[key] for number in span if (key := (finding.source, finding.topic, finding.lane, number)) in ids]
-    return replace(finding, ids=tuple(known)) if known else finding
+    numbers: Sequence[int] = range(finding.first, min(finding.last, finding.first + config.ids_per_finding - 1) + 1)
+    known_ids = [ids[key] for number in numbers if (key := (finding.source, finding.topic, finding.lane, number)) in ids]
+    return replace(finding, ids=tuple(known_ids)) if known_ids else finding

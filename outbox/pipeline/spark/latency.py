@@ -1,20 +1,21 @@
 """
-Measure in one pass over a history how long messages take for each hop, and the backlog of each group and topic by the minute.
+Measure how long messages take for each hop, and the backlog of each consumer group and topic per minute.
 
     published 10:00:00.0 -- claim 0.2 s --> claimed -- send 0.1 s --> sent
     published 10:00:00.0 -- store 0.4 s --> stored at the broker
     published 10:00:00.0 -- handle 1.5 s --> handled by a group
 
     topic   hop     consumer_group  minute  bin      n
-    orders  handle  cart            10:01   163      7     seven messages took 1.4 to 1.5 s
-    orders  handle  cart            10:01   ARRIVED  9     nine were handled; two have no time in their ids
+    orders  handle  cart            10:01   164      7     seven messages took 1.36 to 1.48 s
+    orders  handle  cart            10:01   ARRIVED  9     nine messages were handled, two of them with an id without a time
 
-    minute   stored  handled  backlog
-    10:01       100      100        0
-    10:02       400      120      280    production faster
+    minute   stored  handled  backlog  cause
+    10:01       100      100        0  none
+    10:02       400      120      280  production faster
 
-The time of publishing is in the message id, so no hop needs a join. Latencies from before the last two days (RECENT) are counted
-by the day, not by the minute. `measures.py` defines the bins, and finds the causes of backlogs.
+A history is a copy of the tables and topics at one moment (`history.py`). One pass reads three of its frames: `places` (positions
+of messages in the outbox), `broker` and `inbox`. No hop needs a join, because the message id contains the time of publishing.
+`measures.py` defines the bins, and finds the causes of backlogs.
 """
 
 from __future__ import annotations
@@ -53,16 +54,17 @@ if TYPE_CHECKING:
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
 
-# Latencies that ended within this time before the history are counted by the minute, others by the day.
-RECENT = timedelta(days=2)
+# Hops that ended at most this long before the history was read are counted per minute, and earlier ones per day.
+DETAILED_FOR = timedelta(days=2)
 
+# frame -> the columns to read
 COLUMNS = {
     "places": ("topic", "state", "message_id", "claimed_at", "at"),
     "broker": ("topic", "message_id", "at"),
     "inbox": ("consumer_group", "topic", "message_id", "at"),
 }
 
-# minute: minutes since 1970.
+# minute: minutes since 1970; n: the number of messages.
 HISTOGRAM = pa.schema(
     {
         "topic": pa.string(),
@@ -74,22 +76,23 @@ HISTOGRAM = pa.schema(
     }
 )
 
-Times = tuple[Ints, Bools]  # microseconds since 1970, and for each row whether it has a time
-Hop = tuple[str, Times, Times, Any]  # name, start, end, and for each row whether its message has made the hop
+Times = tuple[Ints, Bools]  # for each row, microseconds since 1970, and whether it has a time
+Hop = tuple[str, Times, Times, Any]  # name, start, end, and for each row (or for all) whether its message has made the hop
 
 
 def histograms(
-    tolerance_micros: int, recent_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
+    tolerance_micros: int, detailed_since_micros: int, frame: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """
-    Yield the histograms of a part of a frame: the number of rows by latency.
+    Yield rows of HISTOGRAM for some rows of a frame: how many of them fall into each bin.
 
     The hops are `claim` (from publish to claim), `send` (from claim to sent), `store` (from publish to stored at the broker) and
     `handle` (from publish to handled, for each group).
 
     Args:
-        tolerance_micros: negative latencies of at most this size count as 0, because clocks differ.
-        recent_micros: hops that ended before this time are counted by the day.
+        tolerance_micros: a length; negative latencies of at most this size count as 0, because clocks differ.
+        detailed_since_micros: a time, in microseconds since 1970; hops that ended before it are counted per day.
+        frame: the name of the frame, `places`, `broker` or `inbox`.
     """
     counter = RowCounter(HISTOGRAM)
     for batch in batches:
@@ -97,7 +100,7 @@ def histograms(
         group = coded(batch, "consumer_group") if frame == "inbox" else constant("", len(batch))
         for name, (start, has_start), (end, has_end), has_hop in HOPS[frame](batch):
             texts: list[Coded] = [topic, constant(name, len(batch)), group]
-            period = np.where(end >= recent_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
+            period = np.where(end >= detailed_since_micros, end // MINUTE, end // DAY * (DAY // MINUTE))
             latency = end - start
             doublings = np.floor(np.log2(np.maximum(latency, 1)) * BINS_PER_DOUBLING).astype(np.int64)
             bins = np.select([latency < -tolerance_micros, latency <= 1], [BACKWARDS, INSTANT], doublings + 1)
@@ -125,31 +128,30 @@ HOPS: dict[str, Callable[[pa.RecordBatch], Iterable[Hop]]] = {
 
 
 def count_times(spark: SparkSession, config: PipelineConfig, history: History) -> pa.Table:
-    """Return the histograms of all hops, and the counts of stored and handled messages, with the columns of HISTOGRAM."""
+    """Return rows of HISTOGRAM: the bins of all hops and, in the bin ARRIVED, all stored and handled messages."""
     tolerance_micros = int(config.clock_tolerance_seconds * 1_000_000)
-    count = partial(histograms, tolerance_micros, micros(history.as_of - RECENT))
+    count = partial(histograms, tolerance_micros, micros(history.as_of - DETAILED_FOR))
     rows = scan(spark, history, COLUMNS, count, HISTOGRAM)
     return rows.groupBy(*HISTOGRAM.names[:-1]).agg(F.sum("n").alias("n")).toArrow()
 
 
-def _sums_by(times: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
+def _sums_by(bin_counts: pa.Table, *names: str) -> Iterator[tuple[Any, ...]]:
     """Yield each combination of values in some columns, with the sum of n."""
-    sums = times.group_by(list(names)).aggregate([("n", "sum")])
+    sums = bin_counts.group_by(list(names)).aggregate([("n", "sum")])
     return zip(*(sums[name].to_pylist() for name in (*names, "n_sum")), strict=True)
 
 
-def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
+def latency_report(config: PipelineConfig, bin_counts: pa.Table) -> dict[str, Any]:
     """
-    Return histograms (rows of topic, hop, group, seconds since 1970, bin, n), percentiles of each topic and hop, and findings.
-
-    A finding of kind `clock` counts the messages with a negative latency beyond the tolerance.
+    Return the histograms as rows of topic, hop, group, seconds since 1970, bin and n; the percentiles of each topic, hop and
+    group; and the findings, which are of kind `clock` and count the messages with a negative latency beyond the tolerance.
     """
-    times = times.filter(pc.not_equal(times["bin"], ARRIVED))
+    bin_counts = bin_counts.filter(pc.not_equal(bin_counts["bin"], ARRIVED))
     histograms: dict[tuple[str, str, str], dict[int, int]] = defaultdict(dict)
-    for topic, hop, group, bin_number, n in _sums_by(times, "topic", "hop", "consumer_group", "bin"):
+    for topic, hop, group, bin_number, n in _sums_by(bin_counts, "topic", "hop", "consumer_group", "bin"):
         histograms[topic, hop, group][bin_number] = n
-    seconds = pc.multiply(times["minute"], 60)
-    columns = (times["topic"], times["hop"], times["consumer_group"], seconds, times["bin"], times["n"])
+    seconds = pc.multiply(bin_counts["minute"], 60)
+    columns = (bin_counts["topic"], bin_counts["hop"], bin_counts["consumer_group"], seconds, bin_counts["bin"], bin_counts["n"])
     return {
         "histograms": list(zip(*(column.to_pylist() for column in columns), strict=True)),
         "percentiles": [
@@ -170,23 +172,23 @@ def latency_report(config: PipelineConfig, times: pa.Table) -> dict[str, Any]:
     }
 
 
-def unsuccessful_deliveries(failed: DataFrame) -> DataFrame:
+def unhandled_deliveries(failed: DataFrame) -> DataFrame:
     """
-    Return the counts of unsuccessful deliveries per minute: consumer_group, topic, minute, deliveries, consumed.
-
-    A dead letter is finished, so it also counts as consumed.
+    Return the number of deliveries per minute that did not handle their message: consumer_group, topic, minute, deliveries,
+    consumed. Each is a failure that is retried, a dead letter, or a dropped duplicate. `consumed` counts only the dead letters,
+    which are finished; a duplicate was already counted when the group handled the message.
     """
-    is_tried = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
+    is_delivery = F.col("outcome").isin("retry", "dead letter", "duplicate") & F.col("at").isNotNull()
     minute = F.expr("unix_micros(at) div 60000000").alias("minute")
     return (
-        failed.where(is_tried)
+        failed.where(is_delivery)
         .groupBy("consumer_group", "topic", minute)
         .agg(F.count("*").alias("deliveries"), F.count_if(F.col("outcome") == "dead letter").alias("consumed"))
     )
 
 
 def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
-    """Return the messages with the most failures, `limit` per group and topic: consumer_group, topic, message_id, failures."""
+    """Return the messages with the most failures (at least 2), `limit` per group and topic, with the number of failures."""
     keys = ["consumer_group", "topic"]
     rank = F.row_number().over(Window.partitionBy(*keys).orderBy(F.desc("failures"), "message_id"))
     return (
@@ -200,30 +202,30 @@ def most_repeated(failed: DataFrame, *, limit: int) -> DataFrame:
     )
 
 
-def backlog_report(config: PipelineConfig, history: History, times: pa.Table, *, repeated: int = 10) -> list[dict[str, Any]]:
+def backlog_report(config: PipelineConfig, history: History, bin_counts: pa.Table, *, repeated: int = 10) -> list[dict[str, Any]]:
     """Return for each group and topic its backlog per minute, its current backlog, and the messages with the most failures."""
     if not any(group.topics for group in config.groups):
         return []
     failing: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for row in most_repeated(history.failed_deliveries, limit=repeated).collect():
         failing[row.consumer_group, row.topic].append([row.message_id, row.failures])
-    last = int(history.as_of.timestamp()) // 60  # findings report later times
-    known = {pair: minutes_up_to(minutes, last) for pair, minutes in _minutes(config, history, times).items()}
-    return [_backlog_of(*pair, known[pair], failing[pair]) for pair in sorted(known) if known[pair]]
+    last = int(history.as_of.timestamp()) // 60  # later times come from wrong clocks, which findings report
+    minutes_by_pair = {pair: minutes_up_to(minutes, last) for pair, minutes in _minutes(config, history, bin_counts).items()}
+    return [_backlog_of(*pair, minutes_by_pair[pair], failing[pair]) for pair in sorted(minutes_by_pair) if minutes_by_pair[pair]]
 
 
-def _minutes(config: PipelineConfig, history: History, times: pa.Table) -> Mapping[tuple[str, str], list[BacklogMinute]]:
-    """Return (group, topic) -> the counts of each minute."""
+def _minutes(config: PipelineConfig, history: History, bin_counts: pa.Table) -> Mapping[tuple[str, str], list[BacklogMinute]]:
+    """Return (group, topic) -> the counts of its minutes. Each group must consume what its topics store."""
     sums: dict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
-    counted = times.filter(pc.equal(times["bin"], ARRIVED))
+    counted = bin_counts.filter(pc.equal(bin_counts["bin"], ARRIVED))
     for topic, hop, group, minute, n in _sums_by(counted, "topic", "hop", "consumer_group", "minute"):
         if hop == "handle":
             sums[group, topic, minute].update(deliveries=n, consumed=n)
             continue
-        for reader in config.groups:
-            if topic in reader.topics:
-                sums[reader.name, topic, minute].update(produced=n)
-    for row in unsuccessful_deliveries(history.failed_deliveries).collect():
+        for subscriber in config.groups:
+            if topic in subscriber.topics:
+                sums[subscriber.name, topic, minute].update(produced=n)
+    for row in unhandled_deliveries(history.failed_deliveries).collect():
         sums[row.consumer_group, row.topic, row.minute].update(deliveries=row.deliveries, consumed=row.consumed)
     minutes: dict[tuple[str, str], list[BacklogMinute]] = defaultdict(list)
     for (group, topic, minute), counts in sums.items():

@@ -1,7 +1,7 @@
 """
 Latency percentiles from histograms, and backlogs with their causes. It is plain Python, so jobs, admin and tests share it.
 
-    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.9 s
+    1.4 s -> bin 164;  {164: 7, 172: 3} -> p50: 1.4 s, p95: 2.8 s
 
     minute   stored  handled  backlog  cause
     10:01       100      100        0  none
@@ -10,9 +10,9 @@ Latency percentiles from histograms, and backlogs with their causes. It is plain
 Bins are logarithmic, eight per doubling, so each is 9 % wide and a percentile is accurate to one bin. The histograms of several
 minutes, topics or runs are added by adding their counts.
 
-A backlog counts as growing if it grew over the last ten minutes. Its cause is found by a comparison with the 15 minutes before.
-After a while, the changed rates would be part of that baseline. So an episode keeps the cause that it began with until the
-backlog stops growing.
+A backlog counts as growing if it grew over the last ten minutes. The cause follows from a comparison of their rates with those of
+the 15 minutes before. After a while, the changed rates would be part of this baseline. So an episode, in which the backlog grows
+without a break, keeps the cause with which it began.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ SHARES = (0.5, 0.95, 0.99, 0.999)
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
     """
-    Return the latency, in seconds, that a share of the messages did not exceed. None: the histogram is empty.
+    Return the latency, in seconds, that a share of the messages did not exceed. None: there is no message.
 
-    Negative latencies are ignored.
+    Messages with a negative latency are ignored.
     """
     bins = sorted((bin_number, n) for bin_number, n in histogram.items() if bin_number != BACKWARDS and n)
     target = share * sum(n for _, n in bins)
-    seen = 0
+    counted = 0
     for bin_number, n in bins:
-        seen += n
-        if seen >= target:
+        counted += n
+        if counted >= target:
             return 1e-6 if bin_number == INSTANT else 2 ** ((bin_number - 0.5) / BINS_PER_DOUBLING) / 1e6
     return None
 
 
-CURRENT_MINUTES = 10  # the window in which a backlog grows
-BASELINE_MINUTES = 15  # the window before it
+CURRENT_MINUTES = 10  # the length of the window that shows whether a backlog grows
+BASELINE_MINUTES = 15  # the length of the window before it, with which its rates are compared
 GROWTH_SHARE = 0.05  # a backlog grows if it gains more than this share of the produced messages
 RETRY_SHARE = 0.2  # retries are the cause if at least this share of the deliveries is unsuccessful
-FASTER_FACTOR = 1.3  # production is faster from this multiple of the baseline's rate on
-SLOWER_FACTOR = 0.7  # consumption is slower up to this multiple
+FASTER_FACTOR = 1.3  # production counts as faster if its rate is at least this multiple of the baseline's
+SLOWER_FACTOR = 0.7  # consumption counts as slower if its rate is at most this multiple
 MAX_MINUTES = 14 * 24 * 60  # limits the result if a row has a wrong time
 
 
@@ -104,8 +104,8 @@ def minutes_up_to(minutes: Sequence[BacklogMinute], last: int) -> list[BacklogMi
     first = last - MAX_MINUTES
     waiting = sum(minute.produced - minute.consumed for minute in minutes if minute.minute < first)
     is_old = any(minute.minute < first for minute in minutes)
-    old = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
-    return old + [minute for minute in minutes if first <= minute.minute <= last]
+    initial = [BacklogMinute(first - 1, produced=max(0, waiting), consumed=max(0, -waiting))] if is_old else []
+    return initial + [minute for minute in minutes if first <= minute.minute <= last]
 
 
 def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
@@ -113,48 +113,49 @@ def backlog_states(minutes: Sequence[BacklogMinute]) -> list[BacklogState]:
     if not minutes:
         return []
     by_minute = {minute.minute: minute for minute in minutes}
-    span = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
-    sums = [[0, *accumulate(getattr(minute, name) for minute in span)] for name in ("produced", "deliveries", "consumed")]
+    all_minutes = [by_minute.get(minute, BacklogMinute(minute)) for minute in range(min(by_minute), max(by_minute) + 1)]
+    # Running totals of each count: the count in a window is the difference of two of them.
+    sums = [[0, *accumulate(getattr(minute, name) for minute in all_minutes)] for name in ("produced", "deliveries", "consumed")]
     states: list[BacklogState] = []
-    for index in range(len(span)):
+    for index in range(len(all_minutes)):
         begin = max(0, index + 1 - CURRENT_MINUTES)
-        before = max(0, begin - BASELINE_MINUTES)
-        now = BacklogMinute(index + 1 - begin, *(of[index + 1] - of[begin] for of in sums))
-        cause = _cause(now, BacklogMinute(begin - before, *(of[begin] - of[before] for of in sums)))
+        baseline = max(0, begin - BASELINE_MINUTES)
+        current = BacklogMinute(index + 1 - begin, *(totals[index + 1] - totals[begin] for totals in sums))
+        cause = _cause(current, BacklogMinute(begin - baseline, *(totals[begin] - totals[baseline] for totals in sums)))
         onset = None
         if cause is not BacklogCause.NONE:
             episode = states[-1] if states and states[-1].cause is not BacklogCause.NONE else None
-            onset = episode.onset if episode else _onset(span, index)
+            onset = episode.onset if episode else _onset(all_minutes, index)
             # An episode keeps its cause, except STEADY_OVERLOAD: the actual cause may not be visible in the first minutes.
             if episode and episode.cause is not BacklogCause.STEADY_OVERLOAD:
                 cause = episode.cause
-        growth = (now.produced - now.consumed) / now.minute
-        states.append(BacklogState(span[index].minute, sums[0][index + 1] - sums[2][index + 1], growth, cause, onset))
+        growth = (current.produced - current.consumed) / current.minute
+        states.append(BacklogState(all_minutes[index].minute, sums[0][index + 1] - sums[2][index + 1], growth, cause, onset))
     return states
 
 
-def _cause(now: BacklogMinute, before: BacklogMinute) -> BacklogCause:
+def _cause(current: BacklogMinute, baseline: BacklogMinute) -> BacklogCause:
     """
-    Return the cause of the growth, from the sums of two windows; here, `minute` is the length of the window.
+    Return the cause of the growth, from the sums of two windows; in both, `minute` is the length of the window in minutes.
 
     Retries are considered first, because they also make consumption slower.
     """
-    if not now.grows():
+    if not current.grows():
         return BacklogCause.NONE
-    if now.deliveries and (now.deliveries - now.consumed) / now.deliveries >= RETRY_SHARE:
+    if current.deliveries and (current.deliveries - current.consumed) / current.deliveries >= RETRY_SHARE:
         return BacklogCause.RETRIES
-    if before.minute == 0:
+    if baseline.minute == 0:
         return BacklogCause.STEADY_OVERLOAD
-    if now.produced / now.minute >= FASTER_FACTOR * before.produced / before.minute:
+    if current.produced / current.minute >= FASTER_FACTOR * baseline.produced / baseline.minute:
         return BacklogCause.PRODUCTION_FASTER
-    if now.consumed / now.minute <= SLOWER_FACTOR * before.consumed / before.minute:
+    if current.consumed / current.minute <= SLOWER_FACTOR * baseline.consumed / baseline.minute:
         return BacklogCause.CONSUMPTION_SLOWER
     return BacklogCause.STEADY_OVERLOAD
 
 
-def _onset(span: Sequence[BacklogMinute], index: int) -> int:
+def _onset(all_minutes: Sequence[BacklogMinute], index: int) -> int:
     """Return the minute since which the backlog has been growing without a break, within the current window."""
     start = index
-    while start > max(0, index - CURRENT_MINUTES + 1) and span[start - 1].grows():
+    while start > max(0, index - CURRENT_MINUTES + 1) and all_minutes[start - 1].grows():
         start -= 1
-    return span[start].minute
+    return all_minutes[start].minute

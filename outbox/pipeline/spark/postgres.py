@@ -4,8 +4,8 @@ Copy PostgreSQL's tables and Kafka's topics to a history in Parquet.
     outbox_batch 7: topic 1, lane 1, first_seq 3, message_ids {a, b}  ->  places: orders, 1, 3, a, sent
                                                                                   orders, 1, 4, b, sent
 
-Each database is read in one snapshot, which ends after the copy, so that it does not hold back vacuum while the history is
-audited. The brokers' snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
+Each database is read in one snapshot. It ends after the copy, so that it does not hold back vacuum during the audit. The brokers'
+snapshots are taken first, so that the outbox's snapshot has all messages that brokers have.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
 
 
 Log = Callable[[str], None]
-Opened = dict[str, tuple[Any, str]]
+Opened = dict[str, tuple[Any, str]]  # URL of a database -> a connection in its snapshot, and the snapshot's name
 
+# Texts in errors that are raised after the connection of a snapshot has ended.
 SNAPSHOT_GONE = ("invalid snapshot identifier", "terminating connection", "connection is closed", "server closed the connection")
 
 # Texts in errors that damaged rows do not cause, so reading again with checks would not help.
 NO_DAMAGE = ("does not exist", *SNAPSHOT_GONE)
 
 
-# The queries for a frame, or for a part of it, and where to execute them: the database, a connection in the snapshot and the
-# snapshot's name, the queries.
+# A part of a frame that is read from PostgreSQL: the database, a connection in its snapshot with the snapshot's name, and the
+# queries.
 FramePart = tuple[Source, tuple[Any, str], Statement]
 
 
@@ -70,7 +71,7 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         connection, _ = opened[config.outbox.url]
         lake = snapshot_lake(connection, config.archived, config.since) if config.archived else None
         parts = _parts(spark, config, opened, clusters, is_archived=lake is not None)
-        of_kafka = {topic: recorded_topic for cluster in clusters for topic, recorded_topic in cluster.recorded.items()}
+        kafka_recorded = {topic: recorded_topic for cluster in clusters for topic, recorded_topic in cluster.recorded.items()}
         recorded = {}
         if config.recorded:
             rows = connection.execute(statements.RECORDED_TOPICS, [list(config.recorded)])
@@ -82,11 +83,13 @@ def copy_history(spark: SparkSession, config: PipelineConfig, folder: str, log: 
         for name, of_frame in parts.items():
             log(f"reading {name}")
             broken += _write(spark, name, of_frame, f"{folder}/{name}", log)
-    of_lake: dict[str, Any] = {}
+    lake_metadata: dict[str, Any] = {}
     if lake is not None:
         recorded = broker_spans(config, lake, recorded)
-        of_lake = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
-    write_metadata(spark, folder, sources, now, recorded | of_kafka, brokers_as_of=brokers_as_of, broken=broken, **of_lake)
+        lake_metadata = {"audited_since": lake.since, "owed": add_archived(spark, config, folder, lake, log)}
+    write_metadata(
+        spark, folder, sources, now, recorded | kafka_recorded, brokers_as_of=brokers_as_of, broken=broken, **lake_metadata
+    )
 
 
 def _now(url: str) -> datetime:
@@ -126,21 +129,21 @@ def _parts(
         parts["broker"] += cluster.messages(spark)
         parts["failed_deliveries"] += cluster.waiting(spark)
     marks = statements.of_marks(None if is_archived else config.since)
-    wanted = [
+    named_statements = [
         *(statements.OUTBOX | {"marks": marks}).items(),
         *(("business", statements.of_business(entry)) for entry in config.business),
     ]
     if config.recorded and is_archived:
         parts[RECORDED.name] = [read_rows(spark, config.outbox, RECORDED, RECORDED.query(None), outbox[1])]
     elif config.recorded:
-        wanted.append(("broker", statements.of_recorded(config.recorded)))
-    for name, statement in wanted:
+        named_statements.append(("broker", statements.of_recorded(config.recorded)))
+    for name, statement in named_statements:
         parts[name].append((config.outbox, outbox, statement))
     return parts
 
 
 def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame], path: str, log: Log) -> list[Breach]:
-    """Write a frame. On an error, read its tables again with checks of each value, and return findings about the broken rows."""
+    """Write a frame. If a damaged row may have caused an error, read again with checks; return findings about damaged rows."""
     queries = [part for part in parts if isinstance(part, tuple)]
 
     def write(*, with_care: bool) -> None:
@@ -154,13 +157,13 @@ def _write(spark: SparkSession, name: str, parts: Sequence[FramePart | DataFrame
             write(with_care=False)
             return []
         except Exception as error:  # errors of tasks are of PySpark or py4j
-            is_careful = any(statement.careful for _, _, statement in queries)
-            if not is_careful or any(text in str(error) for text in NO_DAMAGE):
+            has_careful_query = any(statement.careful for _, _, statement in queries)
+            if not has_careful_query or any(text in str(error) for text in NO_DAMAGE):
                 raise
         log(f"reading {name} again with checks of each value: some rows are damaged")
         write(with_care=True)
-        wanted = [(connection, statement.broken) for _, (connection, _), statement in queries if statement.broken]
-        return [row for connection, statement in wanted for row in broken_rows(connection.execute(statement))]
+        broken_queries = [(connection, statement.broken) for _, (connection, _), statement in queries if statement.broken]
+        return [row for connection, statement in broken_queries for row in broken_rows(connection.execute(statement))]
     except Exception as error:
         raise _explained(name, error) from error
 

@@ -48,14 +48,14 @@ def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     Raises:
         HistoryError: the URL names a Unix socket, which the JDBC driver does not support.
     """
-    parts = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
-    host = parts.get("host", "localhost")
+    parameters = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
+    host = parameters.get("host", "localhost")
     if host.startswith("/"):
         raise HistoryError(f'JDBC cannot use the Unix socket in {host}. Set reader="python", or connect to a host and port.')
-    address = f"jdbc:postgresql://{host}:{parts.get('port', '5432')}/{quote(parts.get('dbname', 'postgres'), safe='')}"
-    if "sslmode" in parts:
-        address += f"?sslmode={parts['sslmode']}"
-    return address, {"user": parts.get("user", "postgres"), "password": parts.get("password", "")}
+    address = f"jdbc:postgresql://{host}:{parameters.get('port', '5432')}/{quote(parameters.get('dbname', 'postgres'), safe='')}"
+    if "sslmode" in parameters:
+        address += f"?sslmode={parameters['sslmode']}"
+    return address, {"user": parameters.get("user", "postgres"), "password": parameters.get("password", "")}
 
 
 def read_by_jdbc(spark: SparkSession, source: Source, query: str, bounds: tuple[int, int], snapshot: str) -> DataFrame:
@@ -76,7 +76,7 @@ def read_by_jdbc(spark: SparkSession, source: Source, query: str, bounds: tuple[
     return reader.load()
 
 
-# The rows whose `part` is from `low` up to, but not including, `high`. NULL: no bound, as for the first and the last connection.
+# The rows whose `part` is at least `low` and less than `high`. NULL: no bound, as below the first and above the last connection.
 PART = """
 SELECT {columns} FROM ({query}) AS frame
 WHERE (%(low)s::bigint IS NULL OR part >= %(low)s) AND (%(high)s::bigint IS NULL OR part < %(high)s)
@@ -113,7 +113,7 @@ class PostgresReader(DataSourceReader):
         low, high, count = (int(self.options[name]) for name in ("low", "high", "partitions"))
         step = max(1, -(-(high - low + 1) // count))
         cuts = list(range(low + step, high + 1, step))
-        return [InputPartition(ends) for ends in zip([None, *cuts], [*cuts, None], strict=True)]
+        return [InputPartition(bounds_of_part) for bounds_of_part in zip([None, *cuts], [*cuts, None], strict=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([(column.name, ARROW[column.dataType.typeName()]) for column in self.schema])
@@ -246,10 +246,10 @@ def spark_schema(frame: Frame) -> StructType:
 
 def row_hash(frame: Frame) -> Column:
     """Return the hash of a row; `lake.digest_query` calculates the same hash in PostgreSQL."""
-    parts = []
+    texts = []
     for column in frame.columns:
         value = F.col(column.name)
         text = {"time": F.unix_micros, "bytes": F.md5}.get(column.kind, lambda unchanged: unchanged)(value)
-        parts.append(F.coalesce(text.cast("string"), F.lit(NULL)))
-    digits = F.substring(F.md5(F.concat_ws(SEPARATOR, *parts)), 1, HASH_DIGITS)
+        texts.append(F.coalesce(text.cast("string"), F.lit(NULL)))
+    digits = F.substring(F.md5(F.concat_ws(SEPARATOR, *texts)), 1, HASH_DIGITS)
     return F.conv(digits, 16, 10).cast("decimal(20,0)")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
 
 
-# One archiver at a time holds this lock. It ends with the connection; after a kill, the server may notice that only after a
-# while.
+# One archiver at a time holds this lock. The server releases it when the connection ends. If an archiver was killed, the
+# server may notice that late.
 LOCK_ARCHIVE = f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)"
 SET_LOCK_TIMEOUT = "SET lock_timeout = '3s'"
 RESET_LOCK_TIMEOUT = "SET lock_timeout = 0"
@@ -50,6 +50,7 @@ ON CONFLICT (day) DO UPDATE SET state = 'planned', attempt = excluded.attempt, r
     manifest = '', planned_at = excluded.planned_at, committed_at = NULL, deleted_at = NULL
 """
 
+# The day's manifest is in the lake.
 COMMITTED = """
 UPDATE outbox_archived_day SET state = 'committed', manifest = %(manifest)s, committed_at = clock_timestamp()
 WHERE day = %(day)s AND state = 'planned' AND attempt = %(attempt)s

@@ -1,5 +1,5 @@
 """
-Scan frames of a history with NumPy on Arrow batches, distributed over Spark's tasks.
+Scan frames of a history (`history.py`) with NumPy on Arrow batches, distributed over Spark's tasks.
 
     topic: ["orders", "orders", "bills"]  ->  Coded(codes=[0, 0, 1], values=["orders", "bills", None])  ->  work  ->  rows
 
@@ -117,11 +117,11 @@ def distinct(codes: Ints) -> tuple[Ints, Ints]:
     if span > MAX_LOOKUP_TABLE:
         encoded = pa.array(codes).dictionary_encode()
         return encoded.dictionary.to_numpy(), encoded.indices.to_numpy().astype(np.int64)
-    moved = codes - low
-    present = np.flatnonzero(np.bincount(moved))
+    shifted = codes - low
+    present = np.flatnonzero(np.bincount(shifted))
     index_of: Ints = np.zeros(span, np.int64)
     index_of[present] = np.arange(len(present))
-    return present + low, index_of[moved]
+    return present + low, index_of[shifted]
 
 
 def published_micros(batch: pa.RecordBatch) -> tuple[Ints, Bools]:
@@ -165,8 +165,8 @@ class RowCounter:
         lowest = [int(number.min()) for number in numbers]
         spans = [int(number.max()) - low + 1 for number, low in zip(numbers, lowest, strict=True)]
         shape = [*(len(text.values) for text in texts), *spans]
-        moved = [number - low for number, low in zip(numbers, lowest, strict=True)]
-        rows = np.ravel_multi_index([*(text.codes for text in texts), *moved], shape)
+        shifted = [number - low for number, low in zip(numbers, lowest, strict=True)]
+        rows = np.ravel_multi_index([*(text.codes for text in texts), *shifted], shape)
         if math.prod(shape) > MAX_COUNT_TABLE:
             keys, row_counts = np.unique(rows, return_counts=True)
         else:
@@ -220,7 +220,7 @@ def scan(
     where_null: str = "",
 ) -> DataFrame:
     """
-    Call a function for each part of some frames, and return its results as one frame.
+    Call a function for some frames, once for each part of a file, and return its results as one frame.
 
     Args:
         columns: frame -> the columns to read.
@@ -283,26 +283,28 @@ def read_part(
     columns: Mapping[str, Sequence[str]], first_id: str, where_null: str, *, frame: str, file: str, part: int
 ) -> Batches:
     """
-    Yield the batches of a part of a history's file.
+    Yield the batches of one of `PARTS_PER_FILE` parts of a history's file.
 
     Args:
         columns, where_null: as in `scan`.
         first_id: skip messages with lower ids.
     """
-    wanted = list(columns[frame])
+    wanted_columns = list(columns[frame])
     first_id = first_id if frame in MESSAGE_FRAMES else ""
-    if first_id and "message_id" not in wanted:
-        wanted.append("message_id")
-    codes = [name for name in DICTIONARY_COLUMNS if name in wanted]
-    with open_file(file) as source, pq.ParquetFile(source, read_dictionary=codes) as parquet:
+    if first_id and "message_id" not in wanted_columns:
+        wanted_columns.append("message_id")
+    encoded = [name for name in DICTIONARY_COLUMNS if name in wanted_columns]
+    with open_file(file) as source, pq.ParquetFile(source, read_dictionary=encoded) as parquet:
         count = parquet.metadata.num_row_groups
-        of_part = range(part * count // PARTS_PER_FILE, (part + 1) * count // PARTS_PER_FILE)
-        groups = [group for group in of_part if not where_null or _may_have_null(parquet.metadata, group, where_null)]
-        for batch in parquet.iter_batches(ROWS_PER_BATCH, row_groups=groups, columns=wanted, use_threads=False):
+        groups_of_part = range(part * count // PARTS_PER_FILE, (part + 1) * count // PARTS_PER_FILE)
+        groups = [group for group in groups_of_part if not where_null or _may_have_null(parquet.metadata, group, where_null)]
+        for batch in parquet.iter_batches(ROWS_PER_BATCH, row_groups=groups, columns=wanted_columns, use_threads=False):
             yield batch.filter(pc.greater_equal(batch.column("message_id"), first_id)) if first_id else batch
 
 
 def _reader(read_part: Callable[..., Batches], work: Work) -> Any:
+    """Return a function for `mapInArrow` that reads the parts of files that its rows name, and calls `work` with each part."""
+
     def read(parts: Batches) -> Batches:
         for batch in parts:
             for part in batch.to_pylist():

@@ -34,7 +34,7 @@ def keep_alive(connection: psycopg.Connection[Any], *, every: float = KEEP_ALIVE
     """
     Run a query periodically in a thread, so that the server does not end the session as idle.
 
-    While the process is frozen the thread does not run, so the server does end the session, and releases its locks.
+    While the process is frozen, the thread does not run either, so the server ends the session and releases its locks.
 
     Args:
         every: the interval in seconds.
@@ -45,7 +45,7 @@ def keep_alive(connection: psycopg.Connection[Any], *, every: float = KEEP_ALIVE
         while not stopped.wait(every):
             try:
                 connection.execute("SELECT 1")
-            except psycopg.Error:  # in a failed transaction, each query fails, and the session is alive all the same
+            except psycopg.Error:  # in a failed transaction each query fails, but it keeps the session alive, too
                 if connection.closed:
                     return
 
@@ -93,10 +93,11 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
 # The name of a topic, or its placeholder if its row is missing. `row`: the alias of the table that refers to it.
 TOPIC = f"coalesce(t.name, '{NO_TOPIC}' || {{row}}.topic_id)"
 
+# The range of times that all readers support.
 FIRST_TIME, LAST_TIME = "1970-01-01 00:00:00+00", "9999-01-01 00:00:00+00"
-HIGHEST = 1 << 60  # numbers are limited to it, so that sums do not overflow a bigint
+HIGHEST = 1 << 60  # the limit of numbers that are read, so that sums do not overflow a bigint
 
-# A JSON object of strings as `publish` writes it. PostgreSQL's jsonb accepts no NUL, and surrogates only in pairs.
+# A JSON object of strings as `publish` writes it. The pattern excludes what PostgreSQL's jsonb rejects: NUL and lone surrogates.
 _JSON_STRING = (
     r'"([^"\\[:cntrl:]]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}'
     r'|\\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4})*"'
@@ -168,6 +169,7 @@ def _broken_times(table: str, column: str) -> str:
     return f"SELECT 'inbox', topic, '{problem}', message_id::text FROM {table} WHERE {is_out_of_range(column)}"
 
 
+# The queries for `Statement.broken`: rows that the plain query of a frame cannot read.
 BROKEN_PLACES = f"""
 SELECT 'outbox', {TOPIC.format(row="b")},
     'claimed_at, decided_at or sent_at of batch ' || b.id || ' is before 1970 or after 9998', u.id::text
@@ -334,8 +336,9 @@ FAILED_DELIVERIES = _statement(
 )
 
 # The marks of lanes: the first and last number that each lane has assigned. A message gets its number when it is claimed, so
-# earlier claims have lower numbers. If the history was pruned, the marks begin after the highest number that was claimed
-# before `since`.
+# earlier claims have lower numbers. FIRST is the first number in a pruned database: the one after the highest that was claimed
+# before `since`; without such a batch, the lowest number in the table; without any batch, the number after the lane's last one,
+# so that the range is empty.
 MARKS = """
 SELECT 0 AS part, s.id AS source, {topic} AS topic, l.lane, {first} AS first, {last} AS last
 FROM outbox_lane l CROSS JOIN outbox_source s LEFT JOIN outbox_topic t ON t.id = l.topic_id
@@ -385,8 +388,8 @@ EMBEDDED_FAILED_DELIVERIES = _statement(_embedded_failed_deliveries, EMBEDDED_BO
 EMBEDDED_BROKER = {"broker": EMBEDDED, "failed_deliveries": EMBEDDED_FAILED_DELIVERIES}
 
 # Messages that the recorder has recorded, one row for each copy at the broker. Each first delivery (delivery_count 1) is a copy,
-# since a position is recorded once. A later delivery may be the redelivery of a known copy: of the deliveries with the same
-# count, only those are further copies that exceed the highest number of deliveries with one lower count.
+# since a position is recorded once. A later delivery may be the redelivery of a known copy. So if a message has n deliveries with
+# the same count, and at most m deliveries with any one lower count, n - m of the n are further copies.
 RECORDED = """
 SELECT r.id AS part, r.source, r.topic, r.lane, r.number, r.message_id::text AS message_id, r.key,
     hashtext(r.queue) AS queue, coalesce(r.pos, 0) AS pos, coalesce(r.stored_at, r.recorded_at) AS at
@@ -418,7 +421,7 @@ def of_recorded(topics: Iterable[str]) -> Statement:
 
 
 def of_marks(since: datetime | None) -> Statement:
-    """Return the queries for the numbers that each lane has assigned since a time; earlier batches may have been pruned."""
+    """Return the queries for the numbers that each lane has assigned since a time, since earlier batches may have been pruned."""
 
     def query(sql: Sql) -> str:
         seq = sql.number("b.first_seq")

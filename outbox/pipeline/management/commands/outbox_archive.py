@@ -37,15 +37,15 @@ class Command(JobCommand):
             if options["write_config"]:
                 write_privately(options["write_config"], configs.popitem()[1].to_json())
                 return
-            done = {alias: archive(config, log=self.log) for alias, config in configs.items()}
+            reports = {alias: archive(config, log=self.log) for alias, config in configs.items()}
         except (OutboxError, psycopg.Error, OSError) as error:
             raise unable(error) from error
         if options["json"]:
-            self.stdout.write(json.dumps(done))
+            self.stdout.write(json.dumps(reports))
         else:
-            for alias, report in done.items():
+            for alias, report in reports.items():
                 self.stdout.write(_as_text(alias, report))
-        if any(report["kept"] for report in done.values()):
+        if any(report["kept"] for report in reports.values()):
             raise SystemExit(1)
 
 

@@ -89,7 +89,7 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
     readable = readable_brokers()
     unreadable = conf.settings().brokers.keys() - readable.keys() - kafka_brokers().keys()
     aliases = options["broker"] or sorted(alias for alias in unreadable if Receives.has(conf.broker_class(alias)))
-    wanted = set(options["topic"] or ())
+    wanted_topics = set(options["topic"] or ())
     recorders = []
     for alias in aliases:
         if not Receives.has(conf.broker_class(alias)):
@@ -99,9 +99,9 @@ def _recorders(options: dict[str, Any]) -> list[Recorder]:
         if alias in readable:
             raise ConfigurationError(f"Broker {alias!r} needs no recorder: the audit reads its tables.")
         topics = {topic.name for topic in conf.topics_of(alias)}
-        if chosen := topics & wanted if wanted else topics:
+        if chosen := topics & wanted_topics if wanted_topics else topics:
             recorders.append(Recorder(alias, group=group, using=using, topics=chosen))
-    if unknown := wanted - {topic for recorder in recorders for topic in recorder.topics}:
+    if unknown := wanted_topics - {topic for recorder in recorders for topic in recorder.topics}:
         raise ConfigurationError(f"None of these brokers has topic {', '.join(sorted(unknown))}: {', '.join(aliases) or 'none'}.")
     if not recorders:
         raise ConfigurationError("There is nothing to record: the audit reads the brokers' tables and Kafka's topics.")
