@@ -58,7 +58,7 @@ ORDER BY handled_at DESC LIMIT %(limit)s
 
 HEADERS = "SELECT id, headers FROM outbox_message WHERE id = ANY(%s) AND topic_id <> 0"
 
-# What the relay sent of each message, in the order of lanes and numbers.
+# The data that the relay sent of each message, in the order of lanes and numbers.
 SENT = """
 SELECT m.id::text, m.key, m.headers, m.about, m.body, s.lane, s.number, s.sent_at
 FROM outbox_message_state s JOIN outbox_message m ON m.id = s.id AND m.created_at = s.created_at

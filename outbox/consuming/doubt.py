@@ -39,7 +39,7 @@ class Doubt:
             self.until = time.monotonic() + max(RESERVED_SECONDS, seconds)
 
     def end(self) -> None:
-        """Give the permission back, if it was granted, so that another thread can get it."""
+        """Return the permission, if it was granted, so that another thread can get it."""
         global _reserved
         with _lock:
             if _reserved is self:

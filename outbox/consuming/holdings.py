@@ -1,4 +1,4 @@
-"""What a process's heartbeats report about its workers (*holdings*): the running handler, and topics that are not received."""
+"""The *holdings* that a process's heartbeats report of its workers: the running handler, and topics that are not received."""
 
 from __future__ import annotations
 

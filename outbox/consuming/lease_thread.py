@@ -325,7 +325,7 @@ class _RunningHandler(msgspec.Struct):
                     self.connection.cancel_safe(timeout=CHECK_SECONDS)
 
     def give_up(self) -> bool:
-        """Give the handler up, and end the process if it may exit; return False if the handler is over or was given up before."""
+        """Abandon the handler, and end the process if it may exit. Return False if the handler is over or was abandoned before."""
         with self.lock:
             if self.is_over or self.is_given_up:
                 return False

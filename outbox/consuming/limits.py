@@ -40,7 +40,7 @@ _full: dict[tuple[str, str], dict[str, int]] = {}  # (database, group) -> topics
 
 
 class TopicLimits:
-    """Says from which topics a worker may receive, by the failures of this worker and the deferred messages of its group."""
+    """Decides from which topics a worker may receive, by the failures of this worker and the deferred messages of its group."""
 
     def __init__(self, group: Group, topics: Sequence[str]) -> None:
         self._group = group

@@ -36,7 +36,7 @@ OR EXISTS (SELECT FROM outbox_deferred d WHERE d.consumer_group = %(group)s AND 
 
 
 def set_owner_and_topics(broker: Receives, group: Group) -> None:
-    """Tell a broker a group's owner, and from which of its topics it has received; call this before the first `receive`."""
+    """Pass a group's owner to a broker, and the topics that the group has received; call this before the first `receive`."""
     rows = database.raw(group.using).execute(KNOWN_TOPICS, {"group": group.name, "topics": group.topics}).fetchall()
     set_owner(broker, group.name, group.using, known_topics=[topic for (topic,) in rows])
 

@@ -244,7 +244,7 @@ def _silent_processes(status: Status) -> Iterator[Finding]:
     """
     for process in status.processes:
         has_others = any(other.does == process.does and not other.is_silent for other in status.processes)
-        # Without others, the rules about missing relays, checkers, consumers and workers report it.
+        # If there are no others, the rules about missing relays, checkers, consumers and workers report it.
         is_reported = process.kind in ("relay", SWEEP, WAKEUP, "checker", "consumer") and not has_others
         if process.is_silent and not is_reported and not is_replaced(process, status.processes):
             seconds = process.silent_seconds

@@ -164,7 +164,7 @@ def _ids(finding: AuditFinding, connection: Connection, resend_plan: ResendPlan)
 
 
 def _send(resend_plan: ResendPlan, connection: Connection, lost_before: datetime) -> None:
-    """Let a relay send the messages of the plan again. Messages that cannot be sent become refusals of the plan."""
+    """Hand the messages of the plan to a relay to be sent again. Messages that cannot be sent become refusals of the plan."""
     settled = resend(connection, resend_plan.ids, lost_before=lost_before)
     for reason in settled.refused.values():
         resend_plan.refuse(reason, 1)

@@ -68,7 +68,7 @@ class Breach:
         subject: the name of the entry in settings, if the finding is about business rows.
         first, last: the numbers in the lane; -1 for messages without numbers.
         count: the number of messages, or of business rows.
-        detail: what is wrong in particular; the text of the finding shows it in parentheses.
+        detail: a description of the particular fault; the text of the finding shows it in parentheses.
         ids: the ids of the messages, as far as they are known; at most `ids_per_finding`.
         about: the business rows concerned.
     """

@@ -197,7 +197,7 @@ CHECKED = [
     ),
     checked(
         "a task's topic is in TOPICS",
-        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) Topic \'orders\' cannot go there',
+        'OUTBOX["BROKERS"]["celery"]: (outbox.E004) Topic \'orders\' cannot use this broker',
         (SETTINGS, "", 'OUTBOX["TOPICS"] = {"orders": {"BROKER": "celery"}}'),
         page="celery-tasks.md",
     ),
