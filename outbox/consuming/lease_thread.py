@@ -325,7 +325,7 @@ class _RunningHandler(msgspec.Struct):
                     self.connection.cancel_safe(timeout=CHECK_SECONDS)
 
     def give_up(self) -> bool:
-        """Abandon the handler, and end the process if it may exit. Return False if the handler is over or was abandoned before."""
+        """Abandon the handler, and end the process if it may exit. Return False if it is over or was abandoned before."""
         with self.lock:
             if self.is_over or self.is_given_up:
                 return False
