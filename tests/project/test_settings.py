@@ -68,7 +68,7 @@ class TestBroker:
         assert broker({"BROKER": "kafka", "KAFKA_SERVERS": "a:1,b:2"})["OPTIONS"] == {"SERVERS": ["a:1", "b:2"]}
 
     def test_is_none_that_is_not_there(self):
-        with pytest.raises(ImproperlyConfigured, match="BROKER=nats"):
+        with pytest.raises(ImproperlyConfigured, match="BROKER is 'nats'"):
             broker({"BROKER": "nats"})
 
 
