@@ -277,10 +277,10 @@ class EmbeddedBroker(Receives, NeedsCheckLoop, StoredInDatabase, ListsResources)
 
     def _prepare_receive(
         self, connection: Connection, group: str, topics: Collection[str], invisible_for: timedelta
-    ) -> receiver.ReceiveRequest:
+    ) -> receiver.PreparedReceive:
         """Store the group's offsets in topics that are new to the group. Return the arguments of the receive."""
         stored = [self._stored_topics.stored(connection, name) for name in topics]
-        request = receiver.ReceiveRequest(group, stored, invisible_for, next(self._receive_numbers), self._now)
+        request = receiver.PreparedReceive(group, stored, invisible_for, next(self._receive_numbers), self._now)
         read_at, wanted = self._stored_topics.read_at, [(group, topic.id) for topic in stored]
         if any(self._joined.get(group_topic) != read_at for group_topic in wanted):
             # If the tables were emptied after the group had joined, the group begins at the first message, whatever START is.

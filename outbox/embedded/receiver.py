@@ -144,7 +144,7 @@ ORDER BY taken.id
 """
 
 
-class ReceiveRequest(msgspec.Struct, frozen=True):
+class PreparedReceive(msgspec.Struct, frozen=True):
     """
     The arguments of one receive.
 
@@ -201,18 +201,18 @@ class Received(msgspec.Struct):
     may_have_more: bool = False
 
 
-def join(connection: Connection, request: ReceiveRequest, *, at_end: bool) -> None:
+def join(connection: Connection, request: PreparedReceive, *, at_end: bool) -> None:
     """Store a group's offsets in topics that it has not read before."""
     connection.execute(JOIN, request.parameters(at_end=at_end))
 
 
-def scan(connection: Connection, request: ReceiveRequest) -> ScanResult:
+def scan(connection: Connection, request: PreparedReceive) -> ScanResult:
     """Return which messages are available for a group."""
     [(is_due, unread, seconds)] = connection.execute(SCAN, request.parameters(), binary=True).fetchall()
     return ScanResult(is_due, [(topic_id, queue) for topic_id, queue in unread], seconds)
 
 
-def take(connection: Connection, request: ReceiveRequest, available: ScanResult, limit: int) -> Received:
+def take(connection: Connection, request: PreparedReceive, available: ScanResult, limit: int) -> Received:
     """Take up to `limit` of the available messages: due deliveries first, but also a share of unread messages."""
     unread = list(available.unread)
     received = Received([])
@@ -227,7 +227,7 @@ def take(connection: Connection, request: ReceiveRequest, available: ScanResult,
 
 
 def _read_unread(
-    connection: Connection, request: ReceiveRequest, received: Received, unread: list[tuple[int, int]], limit: int
+    connection: Connection, request: PreparedReceive, received: Received, unread: list[tuple[int, int]], limit: int
 ) -> int:
     """Read queues. Return how many messages of fifo topics were read, which `received` lacks: TAKE_DUE may take some of them."""
     random.shuffle(unread)  # so that consumers spread over the queues, and a busy queue does not delay others
@@ -245,7 +245,7 @@ def _read_unread(
     return not_taken
 
 
-def _take_due(connection: Connection, request: ReceiveRequest, received: Received, limit: int) -> None:
+def _take_due(connection: Connection, request: PreparedReceive, received: Received, limit: int) -> None:
     rows = _rows(connection, TAKE_DUE, request.parameters(limit=limit))
     received.rows += [row for row in rows if row.message_id is not None]
     if without_message := [row.delivery_id for row in rows if row.message_id is None]:

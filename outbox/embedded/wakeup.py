@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from outbox.embedded import receiver
 from outbox.embedded.client import NOT_VALID, EmbeddedClient
-from outbox.embedded.receiver import Received, ReceiveRequest, ScanResult
+from outbox.embedded.receiver import PreparedReceive, Received, ScanResult
 from outbox.embedded.rows import ReadRow
 
 POLL_SECONDS = 1.0  # the interval of scans of all queues
@@ -23,7 +23,7 @@ POLL_SECONDS = 1.0  # the interval of scans of all queues
 FIRST_PAUSE_SECONDS = 0.05
 
 
-def take(client: EmbeddedClient, request: ReceiveRequest, limit: int, wait: timedelta) -> list[ReadRow]:
+def take(client: EmbeddedClient, request: PreparedReceive, limit: int, wait: timedelta) -> list[ReadRow]:
     """Take up to `limit` messages. If there are none, wait up to `wait` for the first one."""
     deadline = time.monotonic() + wait.total_seconds()
     connection = client.connection()
@@ -56,7 +56,7 @@ def take(client: EmbeddedClient, request: ReceiveRequest, limit: int, wait: time
         )
 
 
-def _read_notifications(client: EmbeddedClient, request: ReceiveRequest, payloads: set[str]) -> ScanResult | None:
+def _read_notifications(client: EmbeddedClient, request: PreparedReceive, payloads: set[str]) -> ScanResult | None:
     """Return the queues that notifications name, and the time until the next scan is needed. None: scan all queues now."""
     scanned, valid_until = client.scan_validity
     remaining = valid_until - time.monotonic()

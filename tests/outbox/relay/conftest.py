@@ -118,7 +118,7 @@ def relay(db: None, make_relay: Callable[..., Relay]) -> Relay:
 @pytest.fixture
 def splitter(db) -> Splitter:
     retry = Backoff(timedelta(seconds=100), timedelta(seconds=1000), lambda: 1.0)
-    return Splitter(database.raw("default"), retry, misconfigured=timedelta(hours=1))
+    return Splitter(database.raw("default"), retry, misconfigured_wait=timedelta(hours=1))
 
 
 @pytest.fixture
