@@ -40,7 +40,7 @@ class Limits(msgspec.Struct, frozen=True):
         send: how long a send of one batch takes if every request takes its full timeout. A lease must be longer.
         handling: how long a delivery can be held, including renewals. None: without limit.
         redelivery: how long after its handling a message may be delivered to its group again, unless `may_deliver_again` names
-            it. Its inbox row must be kept for this time. None: OPTIONS do not tell; `check` then compares the server's settings.
+            it. Its inbox row must be kept for this time. None: OPTIONS do not tell. The broker's page says how long.
         check_back: the maximum age of a half message in a check-back. The rows that decide the answer must be kept longer.
         body_bytes: the maximum size of a body.
     """
