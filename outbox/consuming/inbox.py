@@ -87,10 +87,9 @@ WITH l AS MATERIALIZED (
     INSERT INTO outbox_inbox (consumer_group, idempotency_key, message_id, source, topic, lane, number, delivery_count)
     SELECT %(group)s::text, key, message_id, source, topic, lane, number, delivery_count FROM l WHERE is_locked
     ON CONFLICT (consumer_group, idempotency_key) DO NOTHING
-    RETURNING idempotency_key, message_id
+    RETURNING idempotency_key
 )
-SELECT is_locked, i.message_id IS NOT NULL
-FROM t, l LEFT JOIN i ON i.idempotency_key = l.key AND i.message_id = l.message_id ORDER BY place
+SELECT is_locked, i.idempotency_key IS NOT NULL FROM t, l LEFT JOIN i ON i.idempotency_key = l.key ORDER BY place
 """
 
 # Insert a row for a message that is dropped because another message with its idempotency key was handled, so that its number
@@ -177,9 +176,8 @@ def claim_many(entries: Sequence[InboxEntry], using: str) -> list[Claim]:
         rows = cursor.fetchall()
     claims, seen = [], set()
     for entry, (is_locked, is_new) in zip(entries, rows, strict=True):
-        identity = (entry.key, entry.arrival.message_id)  # CLAIM_MANY joins the new rows by both, so copies seem new, too
-        is_copy = identity in seen
-        seen.add(identity)
+        is_copy = entry.key in seen  # CLAIM_MANY joins the new rows by their keys, so copies seem new, too
+        seen.add(entry.key)
         claims.append(Claim.BUSY if not is_locked else Claim.CLAIMED if is_new and not is_copy else Claim.KNOWN)
     return claims
 
