@@ -7,7 +7,7 @@ Nothing happens unless the environment variable `OUTBOX_FAILPOINTS` is set, for 
 `stop` (SIGSTOP), `raise` and `hang`. `@N` acts at the Nth pass only; without it, the action is taken at each pass.
 
 `relay.after_half=kill:/tmp/permit` kills only if the file `/tmp/permit` exists; the process first renames it to
-`/tmp/permit.PID`. So whoever creates the file decides when a process is killed, only one process is killed per file, and each
+`/tmp/permit.PID`. So the creation of the file decides when a process is killed, only one process is killed per file, and each
 kill leaves a trace. `stop:/tmp/permit` stops the process in the same way.
 """
 

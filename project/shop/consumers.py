@@ -17,7 +17,7 @@ def clear_cart(message: OrderPlaced, context: Context) -> None:
 
 @consumer(OrderPlaced, group="points", retry=RETRY)
 def book_points(message: OrderPlaced, context: Context) -> None:
-    """Give the customer a point for each whole pound. Guests get none."""
+    """Add a point for each whole pound to the customer's account. Guests have none."""
     if message.total <= 0:
         raise Reject(f"Order {message.invoice} has a total of {message.total}; points are given for what was paid.")
     if message.customer:

@@ -2,7 +2,7 @@
 Finds topics that have a partition without a leader.
 
 A transaction with a record in such a partition can neither be committed nor aborted until there is a leader again, and until then
-nobody can open its lane. So partitions are checked before a transaction begins.
+no relay can open its lane. So partitions are checked before a transaction begins.
 """
 
 from __future__ import annotations

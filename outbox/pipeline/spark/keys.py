@@ -11,7 +11,7 @@ are subtracted from those on the right. Both differences are 0 if the sides are 
 compared.
 
 So Spark never shuffles keys, and shuffles hashes only for buckets in which several keys differ. Two unequal sides look equal with
-a probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so nobody can construct keys that collide.
+a probability of about 2^-64 per bucket. Each run hashes keys with a random salt, so keys that collide cannot be constructed.
 `history.py` defines the frames from which the keys come.
 """
 
