@@ -156,10 +156,8 @@ def _refuse_marked(wrapper: BaseDatabaseWrapper, subject: str) -> None:
 def _record_set_rollback(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
     """Record calls of `transaction.set_rollback()` in the block, to tell them from the marks that Django sets after an error."""
     attributes = vars(wrapper)
-    set_rollback, before = (
-        wrapper.set_rollback,
-        {name: attributes.pop(name, None) for name in ("set_rollback", _REQUESTED)},
-    )
+    set_rollback = wrapper.set_rollback
+    before = {name: attributes.pop(name, None) for name in ("set_rollback", _REQUESTED)}
 
     def record_and_set(rollback: bool) -> None:
         attributes[_REQUESTED] = rollback

@@ -41,6 +41,13 @@ disk_free_limit.absolute = 50MB
 # A node that can reach only a minority of the cluster pauses until it can reach more, and its clients go to other nodes.
 PAUSE_MINORITY = "cluster_partition_handling = pause_minority\n"
 
+# A node that starts for the first time joins the cluster of the first one.
+JOIN = """
+cluster_formation.peer_discovery_backend = classic_config
+cluster_formation.classic_config.nodes.1 = {first}
+cluster_formation.classic_config.nodes.2 = {own}
+"""
+
 
 class RabbitMQ(Program):
     """
@@ -51,7 +58,7 @@ class RabbitMQ(Program):
         settings: additional lines of rabbitmq.conf.
         plugins: plugins that are enabled.
         erlang: additional arguments of the Erlang runtime.
-        beside: a node whose cookie and epmd this one shares, so that it can join that node's cluster.
+        beside: a node whose cluster this one joins when it first starts. It shares that node's cookie and epmd.
     """
 
     command = str(BIN / "rabbitmq-server") if BIN.is_dir() else "rabbitmq-server"
@@ -122,11 +129,6 @@ class RabbitMQ(Program):
         [names] = self._home.glob("mnesia/*/quorum/*/names.dets")
         return f"%2F_{queue}".encode() in names.read_bytes() and time.time() - names.stat().st_mtime > NAMES_SECONDS
 
-    def join(self, other: RabbitMQ) -> None:
-        """Join the cluster of another node. This node's own queues are deleted."""
-        for command in ("stop_app", "reset", f"join_cluster {other.name}", "start_app"):
-            self.control(*command.split())
-
     def control(self, *arguments: str, program: str = "rabbitmqctl") -> str:
         """
         Run rabbitmqctl or another program of the package; return its output.
@@ -155,7 +157,8 @@ class RabbitMQ(Program):
 
     def _make_home(self) -> Path:
         self._home.mkdir(exist_ok=True)
-        (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + self._settings)
+        join = JOIN.format(first=self._beside.name, own=self.name) if self._beside else ""
+        (self._home / "rabbitmq.conf").write_text(CONFIG.format(host=HOST, port=self.port) + join + self._settings)
         (self._home / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._home / ".erlang.cookie"
         if not cookie.exists():
@@ -212,7 +215,7 @@ class Cluster(ProgramCluster[RabbitMQ]):
 
     def start(self) -> Self:
         """
-        Start all nodes, and join them to a cluster.
+        Start all nodes, the first one before the others, which join its cluster.
 
         Raises:
             ServerError: one did not start or join; then all are stopped.
@@ -223,8 +226,8 @@ class Cluster(ProgramCluster[RabbitMQ]):
             for node in others:
                 node.begin()
             for node in others:
-                node.finish().join(first)
-        except (ServerError, subprocess.SubprocessError):
+                node.finish()
+        except ServerError:
             self.stop()
             raise
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import partial
 from threading import Thread
@@ -90,7 +90,15 @@ def relay_thread() -> Iterator[None]:
 
 
 def empty(connection: database.Connection) -> None:
-    connection.execute(f"TRUNCATE {TABLES} RESTART IDENTITY")
+    """Empty the tables; again, as an operator would, if PostgreSQL has chosen this of two statements in a deadlock."""
+
+    def is_done() -> bool:
+        with suppress(psycopg.errors.DeadlockDetected):
+            connection.execute(f"TRUNCATE {TABLES} RESTART IDENTITY")
+            return True
+        return False
+
+    wait_until(is_done)
 
 
 @pytest.fixture
