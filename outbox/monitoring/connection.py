@@ -50,14 +50,14 @@ def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMEN
 @contextmanager
 def bounded(alias: str, connection: Connection) -> Iterator[None]:
     """
-    Limit the time of statements over a connection that other code uses, too.
+    Limit the time of statements over a connection that other code uses, too, and do not compile them (JIT), as in `connected`.
 
     Raises:
         TablesLocked: as in `connected`.
     """
     with name_blocker(alias, connection), connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
-        connection.execute(f"SET LOCAL statement_timeout = '{PAGE_SECONDS}s'")
+        limits = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'; SET LOCAL statement_timeout = '{PAGE_SECONDS}s'"
+        connection.execute(f"{limits}; SET LOCAL jit = off")
         yield
 
 

@@ -16,6 +16,7 @@ from outbox.ids import topic_number
 from outbox.message import Message
 from outbox.models import Deferred, FailedSend, Gap, Inbox, Process, State, Topic
 from outbox.monitoring.attention import read_attention
+from outbox.monitoring.connection import bounded
 from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
 from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
@@ -47,7 +48,9 @@ def read(settings):
         """Return the entries, with the topics of the test in settings."""
         made = {name: {} for name in Topic.objects.values_list("name", flat=True)}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
-        return read_attention(database.raw("default"), "default")
+        connection = database.raw("default")
+        with bounded("default", connection):
+            return read_attention(connection, "default")
 
     return read
 

@@ -6,6 +6,7 @@ import pytest
 from outbox import consumer, database
 from outbox.database.partitions import create_partition
 from outbox.models import FailedDelivery, Process, State, Topic
+from outbox.monitoring.connection import bounded
 from outbox.monitoring.status import read_status
 from outbox.monitoring.text import age
 from outbox.testing.factories import DeferredFactory
@@ -22,7 +23,9 @@ def read(db, settings):
         """Return the status, with the topics of the test in settings."""
         made = {name: {} for name in Topic.objects.values_list("name", flat=True)}
         settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**made, **settings.OUTBOX["TOPICS"]}}
-        return read_status(database.raw("default"), "default")
+        connection = database.raw("default")
+        with bounded("default", connection):
+            return read_status(connection, "default")
 
     return read
 
@@ -165,6 +168,15 @@ class TestDeferred:
         [group] = [one for one in read().groups if one.consumer_group == "cart"]
 
         assert {topic: (count.waiting, count.dead) for topic, count in group.deferred.items()} == {"orders": (1, 1)}
+
+
+class TestOverAConnectionOfThePages:
+    def test_is_not_compiled_which_takes_longer_than_reading_it(self):
+        connection = database.raw("default")
+        connection.execute("SET LOCAL jit = on")
+
+        with bounded("default", connection):
+            assert connection.execute("SHOW jit").fetchone() == ("off",)
 
 
 class TestAge:
