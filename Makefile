@@ -44,8 +44,9 @@ test: $(VENV)/.dev ## run the tests of the package that this machine can run (AR
 coverage: $(VENV)/.dev ## run the same tests and print which lines and branches of the package none of them runs (ARGS="...")
 	@$(MAKE) --no-print-directory test ARGS="$(or $(ARGS),$(HERE)) --cov=outbox --cov-branch --cov-report=term:skip-covered"
 
-# Folders whose tests all belong to other targets are left out: each process would import them first.
-HERE = --numprocesses auto --maxprocesses 4 $(BY_FILE) $(addprefix --ignore=,tests/journeys tests/upgrades tests/browser tests/setups \
+# Four at once on two cores, since tests on servers wait for half of their time. Folders whose tests all belong to other targets are
+# left out: each process would import them first.
+HERE = --numprocesses 4 $(BY_FILE) $(addprefix --ignore=,tests/journeys tests/upgrades tests/browser tests/setups \
 	tests/outbox/brokers/rocketmq tests/outbox/pipeline/spark $(SHOP))
 
 # These start many processes, and wait for them: three at once on two cores.

@@ -70,12 +70,6 @@ def _statements_are_text() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a test on a server waits for a third of its time."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes long: left to the end, it would keep one process busy while the others are idle."""
