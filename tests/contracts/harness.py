@@ -253,10 +253,8 @@ class EmbeddedHarness(Harness):
         if connections.settings.pop("away", None):
             del connections["away"]
         with database.connect("default") as connection:
-            connection.execute(
-                "TRUNCATE outbox_embedded_topic, outbox_embedded_queue, outbox_embedded_message, outbox_embedded_half,"
-                " outbox_embedded_offset, outbox_embedded_delivery, outbox_embedded_wakeup"
-            )
+            for table in ("delivery", "offset", "half", "message", "queue", "wakeup", "topic"):
+                connection.execute(f"DELETE FROM outbox_embedded_{table}")  # TRUNCATE takes ten times as long for a few rows
 
 
 class PageHarness(Harness):
