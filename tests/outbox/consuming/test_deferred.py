@@ -505,6 +505,29 @@ class TestTransaction:
         assert free == []
         assert Deferred.objects.get().failures == 2
 
+    def test_whose_listener_breaks_the_database_is_a_dead_letter(self):
+        heard = []
+
+        def break_database(**said):
+            heard.append(said["message_id"])
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+
+        Handler(ValueError("1"), ValueError("2"), retry=RetryPolicy(limit=1))
+        deliver(named=ID)
+        end_delays()
+        signals.dead_lettered.connect(break_database, weak=False, dispatch_uid="test")
+        try:
+            taken = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+            with closing(LeaseThread()) as lease_thread:
+                outcome = run_deferred(group("cart"), taken, lease_thread).outcome
+        finally:
+            signals.dead_lettered.disconnect(dispatch_uid="test")
+
+        row = Deferred.objects.get()
+        assert (outcome, row.dead_at is None, row.failures) == (Outcome.DEAD_LETTER, False, 2)
+        assert heard == [ID]
+
     def test_that_the_server_ended_is_run_again_and_no_failure(self):
         @consumer(Placed, group="cart")
         def end_session(message, context):
