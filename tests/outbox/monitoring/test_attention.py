@@ -499,7 +499,13 @@ class TestGroups:
         ("number", "told"),
         [
             (1, []),
-            (2, ["2 deferred messages of topic 'parcels' wait; at 4, consumers stop receiving from the topic."]),
+            (
+                2,
+                [
+                    "2 deferred messages of topic 'parcels' wait; at 4, consumers receive nothing from the topic until half of "
+                    "them are gone."
+                ],
+            ),
             (
                 4,
                 [
