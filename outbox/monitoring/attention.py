@@ -492,7 +492,7 @@ def _deferred_messages(status: Status) -> Iterator[Finding]:
             cause = f"{count(deferred.without_code, 'deferred message')} of topic {topic!r}, and no live process has a handler."
             step = (
                 "Start the consumers of the release that has one. If it was removed for good, discard them: outbox_replay "
-                f"--group {name} --topic {topic} --discard --all."
+                f"--group {name} --topic {topic} --state 'no handler' --discard --all."
             )
             yield Finding("outbox.no_handler", subject, cause, step)
         if deferred.counted * 2 >= max_deferred:
