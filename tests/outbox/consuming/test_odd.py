@@ -12,6 +12,7 @@ from contextlib import closing
 from datetime import timedelta
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError, connection, transaction
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import Header
 from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, errors, numbered, outgoing
+from tests.outbox.consuming.deliveries import delivery, errors, numbered, outgoing, run_due
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,6 +66,17 @@ class TestMessageWithoutAnId:
         assert "has no message id" in errors()[0]
         assert not CartEntry.objects.exists()
         assert not Duplicate.objects.exists()
+
+    def test_whose_bytes_cannot_be_read_reaches_no_handler_when_it_is_replayed(self):
+        handled = []
+        consumer(topic="orders", group="cart")(handled.append)
+        unread = delivery(Placed("A1"), headers={Header.UNREADABLE: "Its body is marked as compressed."})
+        handle(group("cart"), replace(unread, message_id=""))
+
+        call_command("outbox_replay", "--all")
+
+        assert run_due() == [Outcome.DEAD_LETTER]
+        assert handled == []
 
 
 class TestTwoProducersWithTheSameId:
