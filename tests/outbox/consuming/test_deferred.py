@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from datetime import timedelta
 from uuid import UUID
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
@@ -391,6 +393,17 @@ class TestOrderedKey:
 
         assert deliver(key="A", **make()) is Outcome.DEFERRED
         assert deliver("A2", key="A") is Outcome.DEFERRED
+
+    def test_goes_on_when_an_unreadable_message_is_discarded_as_the_alert_says(self, caplog):
+        Handler()
+        deliver(named=ID, key="A", body=b"{")
+        deliver("A2", key="A")
+
+        [command] = re.findall(r"discard the message with (outbox_replay --discard)", caplog.text)
+        call_command(*command.split(), ID, "--no-input")
+
+        assert run_due() == [Outcome.HANDLED]
+        assert applied() == ["A2"]
 
     def test_may_be_longer_than_an_index_entry(self):
         Handler(ValueError("no"))
