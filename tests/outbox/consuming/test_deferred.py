@@ -469,6 +469,20 @@ class TestTransaction:
         assert "a callback after its commit failed" in caplog.text
         assert not FailedDelivery.objects.exists()
 
+    def test_that_holds_a_row_hides_only_that_row_from_the_sweep(self, fifo):
+        Handler(ValueError("no"), ValueError("no"))
+        for invoice in ("A1", "A2", "B1", "B2"):
+            deliver(invoice, key=invoice[0])
+        heads = Deferred.objects.filter(due_at__isnull=False)
+        heads.delete()
+        locked, free = Deferred.objects.order_by("id")
+
+        with database.connect("default") as other, other.transaction():
+            other.execute("SELECT FROM outbox_deferred WHERE id = %s FOR UPDATE", [locked.id])
+            deferred.sweep("default")
+
+        assert Deferred.objects.get(due_at__isnull=False) == free
+
     def test_that_met_a_conflict_is_no_failure(self):
         """The handler updates a row that another transaction changed after its snapshot: SQLSTATE 40001."""
         entry = CartEntry.objects.create(invoice="shared", change=0)
