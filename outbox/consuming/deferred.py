@@ -344,7 +344,7 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         tag=tag,
         headers=json.loads(headers),
         delivery_count=delivery_count,
-        stored_at=stored_at,
+        stored_at=stored_at and database.aware(stored_at),
     )
     return Taken(delivery, *row[:7])
 

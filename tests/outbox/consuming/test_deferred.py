@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
@@ -151,6 +151,20 @@ class TestFailedMessage:
         outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
 
         assert outcomes == [Outcome.DEAD_LETTER, Outcome.DUPLICATE]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_has_aware_times_where_django_has_naive_ones(self, settings):
+        settings.USE_TZ = False
+        connection.close()
+        handler = Handler(ValueError("no"))
+        try:
+            deliver(stored_at=datetime(2026, 7, 1, 12, tzinfo=UTC))
+            end_delays()
+            run_due()
+        finally:
+            connection.close()
+
+        assert [context.stored_at for context in handler.contexts] == [datetime(2026, 7, 1, 12, tzinfo=UTC)] * 2
 
     def test_costs_a_first_delivery_no_statement(self, django_assert_num_queries):
         Handler()
