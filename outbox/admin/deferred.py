@@ -97,6 +97,7 @@ STATE_NAMES = {
     DeferredState.RUNNING: _("running"),
     DeferredState.HELD: _("held"),
     DeferredState.IN_DOUBT: _("in doubt"),
+    DeferredState.NO_HANDLER: _("no handler"),
     DeferredState.DEAD: _("dead"),
 }
 

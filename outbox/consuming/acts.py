@@ -31,7 +31,8 @@ class DeferredState(enum.StrEnum):
     """
     The states of deferred messages.
 
-    A message has one of the states due, waiting, asleep, held and dead. Unless it is dead, it may also be running or in doubt.
+    A message has one of the states due, waiting, asleep, held and dead. Unless it is dead, it may also be running, in doubt, or
+    without a handler.
     """
 
     DUE = "due"
@@ -40,6 +41,7 @@ class DeferredState(enum.StrEnum):
     RUNNING = "running"
     HELD = "held"  # by an operator
     IN_DOUBT = "in doubt"  # it may have killed a process: the end of a run is not recorded, or the message was redelivered
+    NO_HANDLER = "no handler"  # in any live process, as the housekeeping has found
     DEAD = "dead"
 
 
@@ -55,6 +57,7 @@ STATES: dict[DeferredState, Q] = {
     DeferredState.RUNNING: Q(_IS_RUNNING, dead_at=None),
     DeferredState.HELD: Q(dead_at=None, due_at__gte=HELD),
     DeferredState.IN_DOUBT: Q(dead_at=None, crashes__gt=0),
+    DeferredState.NO_HANDLER: Q(dead_at=None, no_code_since__isnull=False),
     DeferredState.DEAD: Q(dead_at__isnull=False),
 }
 

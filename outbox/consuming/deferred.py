@@ -228,7 +228,7 @@ UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE due_at IS NULL AND d
 """
 
 # Wake the first message of each order key if it is asleep. WAKE_NEXT has missed it: the process that ended the earlier message
-# died before that statement, or the message was deferred just after it.
+# died before that statement, or the message was deferred just after it. Locked rows are skipped until the next sweep.
 SWEEP = """
 WITH RECURSIVE head AS (
     (SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key IS NOT NULL
@@ -238,8 +238,9 @@ WITH RECURSIVE head AS (
         SELECT order_key, id, due_at FROM outbox_deferred WHERE dead_at IS NULL AND order_key > h.order_key
         ORDER BY order_key, id LIMIT 1) n
 )
-UPDATE outbox_deferred d SET due_at = clock_timestamp() FROM head h WHERE h.due_at IS NULL AND d.id = h.id AND d.due_at IS NULL
-    AND d.dead_at IS NULL
+UPDATE outbox_deferred SET due_at = clock_timestamp() WHERE id IN (
+    SELECT d.id FROM head h JOIN outbox_deferred d ON d.id = h.id
+    WHERE h.due_at IS NULL AND d.due_at IS NULL AND d.dead_at IS NULL FOR NO KEY UPDATE OF d SKIP LOCKED)
 """
 
 # Whether a message of a group is due, whether one of any group is asleep, and the time until the next one of the group is due.
@@ -343,7 +344,7 @@ def take(group: str, subscriptions: Sequence[str], using: str, *, may_doubt: boo
         tag=tag,
         headers=json.loads(headers),
         delivery_count=delivery_count,
-        stored_at=stored_at,
+        stored_at=stored_at and database.aware(stored_at),
     )
     return Taken(delivery, *row[:7])
 

@@ -8,10 +8,11 @@ OUTBOX["CONSUMER"]["DEAD_FOR"].
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.db import connections
+from django.db.models.functions import Now
 
 from outbox import conf, signals
 from outbox.consuming.acts import settle
@@ -79,7 +80,7 @@ def tidy(using: str) -> None:
         _update_no_code_since(using)
         _make_dead(using)
         if dead_for := conf.settings().consumer.dead_for:
-            old = Deferred.objects.using(using).filter(dead_at__lt=datetime.now(UTC) - dead_for)
+            old = Deferred.objects.using(using).filter(dead_at__lt=Now() - dead_for)
             for _ in settle(old, Act.DISCARDED, by="housekeeping", reason='older than OUTBOX["CONSUMER"]["DEAD_FOR"]'):
                 pass
 

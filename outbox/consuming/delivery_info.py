@@ -134,14 +134,22 @@ def require_id(delivery: Delivery) -> None:
         UnreadableBody: the producer set no id, or the message could not be read. So the group cannot tell it from duplicates.
     """
     if not delivery.message_id:
-        if reason := delivery.headers.get(Header.UNREADABLE):
-            raise UnreadableBody(
-                f"A message on topic {delivery.topic!r} ({delivery.queue}/{delivery.pos}) cannot be read: {reason}"
-            )
+        require_readable(delivery)
         raise UnreadableBody(
             f"A message on topic {delivery.topic!r} has no message id, so the group cannot tell it from duplicates.",
             hint="Change its producer so that it sets a message id.",
         )
+
+
+def require_readable(delivery: Delivery) -> None:
+    """
+    Raise an error if the broker's client could not read a message.
+
+    Raises:
+        UnreadableBody: the error text has the reason. The body has the bytes as they were received.
+    """
+    if reason := delivery.headers.get(Header.UNREADABLE):
+        raise UnreadableBody(f"A message on topic {delivery.topic!r} ({delivery.queue}/{delivery.pos}) cannot be read: {reason}")
 
 
 def idempotency_key_of(message_id: str, source: str, topic: str) -> str:

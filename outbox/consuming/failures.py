@@ -52,7 +52,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             continue
         yielded.append(cause)
         yield cause
-        todo += [cause.__cause__, cause.__context__, *getattr(cause, "exceptions", ())]
+        todo += [cause.__cause__, cause.__context__, *(cause.exceptions if isinstance(cause, BaseExceptionGroup) else ())]
 
 
 def record_failure(arrival: DeliveryInfo, outcome: str, error: BaseException, using: str) -> None:

@@ -164,7 +164,7 @@ def report_unrecorded(deliveries: Sequence[Delivery], write_error: Exception) ->
     """Log that nothing could be written about deliveries; return RELEASED for each, with an error if all writes are refused."""
     is_database_error = isinstance(write_error, DatabaseError | psycopg.Error)
     logger.warning(
-        "Nothing could be recorded about message %s, so the broker delivers it again: %s",
+        "Nothing could be recorded about message %s, so it is delivered or run again: %s",
         ", ".join(delivery.message_id for delivery in deliveries),
         str(write_error).strip(),
         exc_info=None if is_database_error else write_error,

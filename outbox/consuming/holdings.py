@@ -1,4 +1,4 @@
-"""The *holdings* that a process's heartbeats report of its workers: the running handler, and topics that are not received."""
+"""The *holdings* that a process's heartbeats report of its workers: the running handler, and topics that its broker refuses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 from outbox.database.heartbeats import Handling
 
 Holdings = tuple[dict[str, str], Handling | None]
-"""A pair: the topics that are not received -> the reason; and the handler that has been running for the longest time, or None."""
+"""A pair: topics that the broker does not serve -> the reason; and the handler that has been running the longest, or None."""
 
 
 class _Worker(Protocol):

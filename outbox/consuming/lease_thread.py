@@ -33,7 +33,7 @@ from outbox.consuming.register import Consumer
 from outbox.database import heartbeats
 from outbox.database.heartbeats import BEAT_SECONDS, Handling
 from outbox.errors import BrokerUnavailable, TimeLimitExceeded
-from outbox.logs import get_logger, log_fields
+from outbox.logs import get_logger, log_fields, storable
 from outbox.shutdown import give_up_handler
 
 logger = get_logger(__name__)
@@ -153,7 +153,7 @@ class LeaseThread:
         limit = work.consumer.time_limit
         return Handling(
             topic=work.delivery.topic,
-            message_id=work.delivery.message_id,
+            message_id=storable(work.delivery.message_id),  # as in outbox_deferred
             handler=work.consumer.name,
             seconds=time.monotonic() - work.began_at,
             limit_seconds=limit.total_seconds() if limit is not None else None,

@@ -36,7 +36,7 @@ WHERE consumer_group = %s AND dead_at IS NOT NULL AND reason = 'server' GROUP BY
 
 _lock = threading.Lock()
 _counted_at: dict[tuple[str, str], float] = {}  # (database, group) -> when its deferred messages were counted
-_full: dict[tuple[str, str], dict[str, int]] = {}  # (database, group) -> topics that are not received -> deferred messages
+_full: dict[tuple[str, str], set[str]] = {}  # (database, group) -> topics that are not received
 
 
 class TopicLimits:
@@ -56,22 +56,11 @@ class TopicLimits:
         full = self._full_topics()
         return [topic for topic in self._topics if topic not in full and self._excess_failures(topic) < FAILURES_AT_ONCE]
 
-    def refusals(self) -> dict[str, str]:
-        """Return the topics that are not received for a while, each with the reason; may be called from any thread."""
-        reasons = {
-            topic: f"{rows:,} of its messages are deferred; it is received again when half of them are gone"
-            for topic, rows in _full.get((self._group.using, self._group.name), {}).items()
-        }
-        for topic, (number, _) in list(self._failures.items()):
-            if number >= FAILURES_AT_ONCE and self._excess_failures(topic) > 0:
-                reasons.setdefault(topic, f"more than {FAILURES_PER_SECOND:.0f} of its messages fail in a second")
-        return {topic: reason for topic, reason in reasons.items() if topic in self._topics}
-
     def _excess_failures(self, topic: str) -> float:
         number, counted_at = self._failures.get(topic, (0.0, 0.0))
         return max(0.0, number - (time.monotonic() - counted_at) * FAILURES_PER_SECOND)
 
-    def _full_topics(self) -> dict[str, int]:
+    def _full_topics(self) -> set[str]:
         """Return the topics that have reached MAX_DEFERRED. One of the process's workers counts, at most every COUNT_SECONDS."""
         key = self._group.using, self._group.name
         with _lock:
@@ -79,10 +68,10 @@ class TopicLimits:
             if is_due:
                 _counted_at[key] = time.monotonic()
         if is_due:
-            limit, before = conf.settings().consumer.max_deferred, _full.get(key, {})
+            limit, before = conf.settings().consumer.max_deferred, _full.get(key, set())
             rows = database.raw(self._group.using).execute(COUNT, [self._group.name]).fetchall()
-            _full[key] = {topic: number for topic, number in rows if number >= (limit / 2 if topic in before else limit)}
-        return _full.get(key, {})
+            _full[key] = {topic for topic, number in rows if number >= (limit / 2 if topic in before else limit)}
+        return _full.get(key, set())
 
 
 def topics_with_room(group: Group, topics: Sequence[str]) -> list[str]:

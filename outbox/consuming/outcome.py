@@ -136,8 +136,8 @@ def report_failure(delivery: Delivery, deferral: Deferral, error: BaseException)
     if deferral.is_blocking:
         text = (
             f"Message {delivery.message_id} cannot be handled ({deferral.error}); in topic {delivery.topic!r} it holds back all "
-            f"later messages of the key {delivery.key!r} from group {delivery.group!r}. Correct the handler, or raise "
-            "outbox.Reject in it for this message."
+            f"later messages of the key {delivery.key!r} from group {delivery.group!r}. Correct the cause, or discard "
+            "the message with outbox_replay --discard."
         )
         logger.error(text, extra=fields_of(delivery))
         signals.alert.send_robust(sender=Consumer, reason=text, details=details)

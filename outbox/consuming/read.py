@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from outbox.brokers.base import Delivery
+from outbox.consuming.delivery_info import require_readable
 from outbox.consuming.register import Consumer, Group
 from outbox.errors import UnknownMessageType, UnreadableBody
 from outbox.message import Header, Message, message_type
@@ -39,8 +40,9 @@ def read(consumer: Consumer, delivery: Delivery) -> Any:
     Decode a message for its handler.
 
     Raises:
-        UnreadableBody, UnknownMessageType: see `read_as`.
+        UnreadableBody, UnknownMessageType: see `require_readable` and `read_as`.
     """
+    require_readable(delivery)  # a dead letter has an id, so only this keeps the bytes from a handler when it is replayed
     return _read_plain(delivery) if consumer.type is None else read_as(consumer.type, delivery)
 
 

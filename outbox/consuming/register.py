@@ -34,6 +34,7 @@ REMOVED_OPTIONS = {
     "dedupe": "It is called idempotency_key.",
     "ordered": 'Remove the option. A topic keeps order if its TYPE in OUTBOX["TOPICS"] is "fifo".',
 }
+ANY_TAG = "*"  # the tag in the subscription of a handler that takes all tags
 CANCEL_SECONDS = 5.0  # how long a cancelled coroutine may take to end
 MAX_BATCH_SIZE = 500  # a transaction holds an advisory lock for each of its messages; see docs/explanation/locks.md
 
@@ -430,6 +431,8 @@ def validate_arguments(types: tuple[Any, ...], group: str, topic: str, tags: Col
         raise ConfigurationError(f'on_dead must be "block" or "skip", not {on_dead!r}.')
     if isinstance(tags, str) or (tags is not None and not (tags and all(isinstance(tag, str) for tag in tags))):
         raise ConfigurationError(f'tags must be a set of strings, such as {{"placed"}}, not {tags!r}; omit it for all tags.')
+    if ANY_TAG in (tags or ()):
+        raise ConfigurationError(f"tags cannot contain {ANY_TAG!r}, which stands for all tags.", hint="Omit tags for all tags.")
 
 
 def handler_of(target: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:

@@ -87,6 +87,7 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
                 deferred.undo_begin(taken, SOON, using)
         if not is_free:
             return DEFERRED
+        failure: BaseException | None = None
         try:
             with transaction.atomic(using=using):
                 with inbox_statements():
@@ -100,8 +101,10 @@ def _handle(run: HandlerRun, consumer: Consumer, taken: Taken) -> HandlingResult
         except BaseException as error:
             if is_conflict(error) or run.error_at_shutdown(error) or not _is_alive(using):
                 raise
-            return _write_end(run, taken, error)
+            failure, end = error, _write_end(run, taken, error)
         failpoint("consumer.after_handler")
+    if failure is not None:
+        return _report_end(taken, failure, *end)
     if is_new:
         tracing.record_handled(consumer.group, [delivery])
     failpoint("consumer.after_commit")
@@ -137,19 +140,27 @@ def _end(run: HandlerRun, taken: Taken, cause: BaseException | Deferral) -> Hand
     try:
         database.drop_if_lost(using)
         with deferred.own_transaction(using):
-            if isinstance(cause, BaseException):
-                return _write_end(run, taken, cause)
-            deferred.end(taken, cause, using)
+            if isinstance(cause, Deferral):
+                deferred.end(taken, cause, using)
+                return DEFERRED
+            end = _write_end(run, taken, cause)
     except Exception as write_error:
         return report_unrecorded([taken.delivery], write_error)[0]
-    return DEFERRED
+    return _report_end(taken, cause, *end)
 
 
-def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> HandlingResult:
-    """Write the end and the failure of a run that raised an error, in the current transaction, unless the run is over already."""
+def _write_end(run: HandlerRun, taken: Taken, error: BaseException) -> tuple[Deferral, bool]:
+    """Write the end and failure of a run that raised an error, in the current transaction; False if the run is over already."""
     delivery, using = taken.delivery, run.group.using
     deferral = decide_deferral(run.group, run.consumer, delivery, error, failures=taken.failures, runs=taken.runs)
-    if deferred.end(taken, deferral, using):
+    is_written = deferred.end(taken, deferral, using)
+    if is_written:
         record_failure(DeliveryInfo.of(delivery), failure_outcome(deferral), error, using)
-        report_failure(delivery, deferral, error)
+    return deferral, is_written
+
+
+def _report_end(taken: Taken, error: BaseException, deferral: Deferral, is_written: bool) -> HandlingResult:
+    """Report a failed run. Call this after the commit of its end, since a signal's receiver may break a transaction."""
+    if is_written:
+        report_failure(taken.delivery, deferral, error)
     return HandlingResult(Outcome.DEAD_LETTER) if deferral.is_dead else DEFERRED

@@ -21,7 +21,7 @@ from outbox import database
 from outbox.brokers.base import Delivery
 from outbox.consuming.delivery_info import DeliveryInfo, columns_of
 from outbox.consuming.holdings import read_holdings
-from outbox.consuming.register import Group, groups, plain_subject
+from outbox.consuming.register import ANY_TAG, Group, groups, plain_subject
 from outbox.database import heartbeats, loop_errors
 from outbox.logs import storable
 from outbox.message import Header
@@ -36,7 +36,6 @@ DEPLOYED_IN = timedelta(hours=1)  # the maximum duration of a deployment
 # (database, group) -> the times of two heartbeats of this process: the first one since a long interruption, and the last one.
 _beats: dict[tuple[str, str], tuple[float, float]] = {}
 
-_ANY = "*"  # the tag in the subscription of a handler that takes all tags
 SEPARATOR = "\x1f"  # separates topic, subject and tag in a subscription; none of them contains it
 
 # The live processes of a group.
@@ -96,7 +95,7 @@ def subscriptions_of(group: Group) -> list[str]:
     return sorted(
         SEPARATOR.join((consumer.topic, consumer.subject, tag))
         for consumer in group.consumers.values()
-        for tag in consumer.tags or (_ANY,)
+        for tag in consumer.tags or (ANY_TAG,)
     )
 
 
@@ -126,7 +125,7 @@ def matching_subscriptions(topic: str, type_name: str, tag: str) -> list[str]:
     return [
         SEPARATOR.join((topic, subject, tag_or_any))
         for subject in (type_name, plain_subject(topic))
-        for tag_or_any in (_ANY, tag)
+        for tag_or_any in (ANY_TAG, tag)
     ]
 
 

@@ -228,9 +228,9 @@ class Worker:
                 logger.warning("Closing the broker %r failed.", self.alias, exc_info=True, extra=log_fields(broker=self.alias))
 
     def holdings(self) -> Holdings:
-        """Return the topics that are not received, with the reasons, and the running handler; may be called from any thread."""
+        """Return the topics that the broker does not serve, with the reasons, and the running handler; for any thread."""
         broker = self._broker
-        return {**self._limits.refusals(), **(broker.refusals if broker else {})}, self._lease_thread.running()
+        return dict(broker.refusals) if broker else {}, self._lease_thread.running()
 
     def _pause(self, seconds: float, *, may_run_due: bool) -> None:
         """Wait after an error; with `may_run_due` (only the broker is unavailable), run due deferred messages meanwhile."""

@@ -492,14 +492,12 @@ def _deferred_messages(status: Status) -> Iterator[Finding]:
             cause = f"{count(deferred.without_code, 'deferred message')} of topic {topic!r}, and no live process has a handler."
             step = (
                 "Start the consumers of the release that has one. If it was removed for good, discard them: outbox_replay "
-                f"--group {name} --topic {topic} --discard --all."
+                f"--group {name} --topic {topic} --state 'no handler' --discard --all."
             )
             yield Finding("outbox.no_handler", subject, cause, step)
         if deferred.counted * 2 >= max_deferred:
-            effect = "consumers receive nothing from the topic until half of them are gone"
-            effect = (
-                effect if deferred.counted >= max_deferred else f"at {max_deferred:,}, consumers stop receiving from the topic"
-            )
+            begins = "consumers receive" if deferred.counted >= max_deferred else f"at {max_deferred:,}, consumers receive"
+            effect = f"{begins} nothing from the topic until half of them are gone"
             cause = f"{count(deferred.counted, 'deferred message')} of topic {topic!r} wait; {effect}."
             step = 'Correct the handler, start more consumers, or raise OUTBOX["CONSUMER"]["MAX_DEFERRED"].'
             yield Finding("outbox.max_deferred", subject, cause, step, error=deferred.error)

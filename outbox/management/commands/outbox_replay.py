@@ -17,6 +17,7 @@ from django.db.models import Count, F, Max, Min, Q, QuerySet
 from outbox import conf, database
 from outbox.batches.operators import replay_all, replay_messages
 from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
+from outbox.consuming.deferred import HELD
 from outbox.consuming.delivery_info import uuid_of
 from outbox.consuming.register import groups
 from outbox.deliver_again import deliver_again, ignored, lost
@@ -273,7 +274,9 @@ def _require(noun: str, given: Sequence[str] | None, known: Collection[str]) -> 
 def _state(row: Deferred) -> str:
     if row.dead_at:
         return "dead"
-    return "asleep" if row.due_at is None else "waiting"
+    if row.due_at is None:
+        return "asleep"
+    return "held" if database.aware(row.due_at) >= HELD else "waiting"
 
 
 def _as_dict(row: Deferred) -> dict[str, Any]:

@@ -154,14 +154,17 @@ class TestStates:
             "dead": DeferredFactory(dead=True),
             "in doubt": DeferredFactory(waiting=True, crashes=1),
             "running": DeferredFactory(waiting=True, own_id="run"),
+            "no handler": DeferredFactory(waiting=True, no_code_since=datetime(2026, 1, 1, tzinfo=UTC)),
         }
+        DeferredFactory(dead=True, no_code_since=datetime(2026, 1, 1, tzinfo=UTC))
 
         def ids(state):
             return {row.id for row in Deferred.objects.filter(STATES[DeferredState(state)])}
 
-        for state in ("due", "asleep", "held", "dead", "in doubt", "running"):
+        for state in ("due", "asleep", "held", "in doubt", "running", "no handler"):
             assert ids(state) == {rows[state].id}
-        assert ids("waiting") == {rows["waiting"].id, rows["in doubt"].id, rows["running"].id}
+        assert rows["dead"].id in ids("dead")
+        assert ids("waiting") == {rows[state].id for state in ("waiting", "in doubt", "running", "no handler")}
 
 
 class TestReadEnds:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.models import DurationField, ExpressionWrapper, F
 from django.db.models.functions import Now
@@ -149,6 +151,20 @@ class TestFailedMessage:
         outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
 
         assert outcomes == [Outcome.DEAD_LETTER, Outcome.DUPLICATE]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_has_aware_times_where_django_has_naive_ones(self, settings):
+        settings.USE_TZ = False
+        connection.close()
+        handler = Handler(ValueError("no"))
+        try:
+            deliver(stored_at=datetime(2026, 7, 1, 12, tzinfo=UTC))
+            end_delays()
+            run_due()
+        finally:
+            connection.close()
+
+        assert [context.stored_at for context in handler.contexts] == [datetime(2026, 7, 1, 12, tzinfo=UTC)] * 2
 
     def test_costs_a_first_delivery_no_statement(self, django_assert_num_queries):
         Handler()
@@ -392,6 +408,17 @@ class TestOrderedKey:
         assert deliver(key="A", **make()) is Outcome.DEFERRED
         assert deliver("A2", key="A") is Outcome.DEFERRED
 
+    def test_goes_on_when_an_unreadable_message_is_discarded_as_the_alert_says(self, caplog):
+        Handler()
+        deliver(named=ID, key="A", body=b"{")
+        deliver("A2", key="A")
+
+        [command] = re.findall(r"discard the message with (outbox_replay --discard)", caplog.text)
+        call_command(*command.split(), ID, "--no-input")
+
+        assert run_due() == [Outcome.HANDLED]
+        assert applied() == ["A2"]
+
     def test_may_be_longer_than_an_index_entry(self):
         Handler(ValueError("no"))
         key = "ключ" * 2000
@@ -456,6 +483,20 @@ class TestTransaction:
         assert "a callback after its commit failed" in caplog.text
         assert not FailedDelivery.objects.exists()
 
+    def test_that_holds_a_row_hides_only_that_row_from_the_sweep(self, fifo):
+        Handler(ValueError("no"), ValueError("no"))
+        for invoice in ("A1", "A2", "B1", "B2"):
+            deliver(invoice, key=invoice[0])
+        heads = Deferred.objects.filter(due_at__isnull=False)
+        heads.delete()
+        locked, free = Deferred.objects.order_by("id")
+
+        with database.connect("default") as other, other.transaction():
+            other.execute("SELECT FROM outbox_deferred WHERE id = %s FOR UPDATE", [locked.id])
+            deferred.sweep("default")
+
+        assert Deferred.objects.get(due_at__isnull=False) == free
+
     def test_that_met_a_conflict_is_no_failure(self):
         """The handler updates a row that another transaction changed after its snapshot: SQLSTATE 40001."""
         entry = CartEntry.objects.create(invoice="shared", change=0)
@@ -504,6 +545,29 @@ class TestTransaction:
         assert run_due() == [Outcome.DEFERRED]
         assert free == []
         assert Deferred.objects.get().failures == 2
+
+    def test_whose_listener_breaks_the_database_is_a_dead_letter(self):
+        heard = []
+
+        def break_database(**said):
+            heard.append(said["message_id"])
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1 / 0")
+
+        Handler(ValueError("1"), ValueError("2"), retry=RetryPolicy(limit=1))
+        deliver(named=ID)
+        end_delays()
+        signals.dead_lettered.connect(break_database, weak=False, dispatch_uid="test")
+        try:
+            taken = deferred.take("cart", subscriptions_of(group("cart")), "default", may_doubt=True)
+            with closing(LeaseThread()) as lease_thread:
+                outcome = run_deferred(group("cart"), taken, lease_thread).outcome
+        finally:
+            signals.dead_lettered.disconnect(dispatch_uid="test")
+
+        row = Deferred.objects.get()
+        assert (outcome, row.dead_at is None, row.failures) == (Outcome.DEAD_LETTER, False, 2)
+        assert heard == [ID]
 
     def test_that_the_server_ended_is_run_again_and_no_failure(self):
         @consumer(Placed, group="cart")

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import consumer, database, signals
-from outbox.consuming import register
+from outbox.consuming import deferred_housekeeping, register
 from outbox.consuming.deferred_housekeeping import tidy
 from outbox.consuming.subscriptions import SEPARATOR
 from outbox.database.heartbeats import beat
@@ -120,6 +120,20 @@ class TestDeadFor:
 
         assert Deferred.objects.get() == new
         assert (Inbox.objects.get().message_id, OperatorAct.objects.get().acted_by) == (old.message_id, "housekeeping")
+
+    def test_is_counted_by_the_databases_clock(self, settings, monkeypatch):
+        class NextYear(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.now(tz) + timedelta(days=365)
+
+        monkeypatch.setattr(deferred_housekeeping, "datetime", NextYear, raising=False)
+        settings.OUTBOX = {**settings.OUTBOX, "CONSUMER": {"DEAD_FOR": timedelta(days=30)}}
+        row = DeferredFactory(dead=True)
+
+        tidy("default")
+
+        assert Deferred.objects.get() == row
 
     def test_is_without_end_by_default(self):
         row = DeferredFactory(dead=True, dead_at=datetime.now(UTC) - timedelta(days=3000))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from outbox.consuming import failures
-from outbox.consuming.failures import fingerprint
+from outbox.consuming.failures import causes, fingerprint
 
 
 def error_of(call, *arguments) -> Exception:
@@ -42,6 +42,20 @@ class TestIsNew:
 
         assert failures.is_new_error(error_of(refuse, "b"))
         assert not failures.is_new_error(error_of(refuse, "c"))
+
+
+class TestCauses:
+    def test_are_the_members_of_a_group(self):
+        members = [ValueError("a"), ExceptionGroup("inner", [KeyError("b")])]
+
+        assert {str(cause) for cause in causes(ExceptionGroup("outer", members))} >= {"a", "'b'"}
+
+    @pytest.mark.parametrize("value", [("refused", "timed out"), 2, None])
+    def test_are_no_attribute_of_another_error_that_has_the_name(self, value):
+        error = ValueError("no")
+        error.exceptions = value
+
+        assert list(causes(error)) == [error]
 
 
 class TestFingerprint:

@@ -10,15 +10,16 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
-from outbox import RetryPolicy, consumer
+from outbox import RetryPolicy, consumer, database
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import limits, register
+from outbox.consuming import limits, register, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.limits import TopicLimits
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.errors import BrokerUnavailable
 from outbox.models import Deferred
+from outbox.monitoring.attention import read_attention
 from outbox.outages import Backoff
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
@@ -66,14 +67,12 @@ class TestWaitingMessages:
     def test_close_their_topic_until_half_of_them_are_gone(self, limits_of):
         defer(10)
         assert limits_of.open_topics() == ["elsewhere"]
-        assert "10 of its messages are deferred" in limits_of.refusals()["orders"]
 
         Deferred.objects.filter(id__in=Deferred.objects.values("id")[:5]).delete()
         assert limits_of.open_topics() == ["elsewhere"]
         Deferred.objects.first().delete()
 
         assert limits_of.open_topics() == ["orders", "elsewhere"]
-        assert limits_of.refusals() == {}
 
     @pytest.mark.parametrize(
         "fields", [{"due_at": "9999-01-01T00:00:00Z"}, {"dead_at": "2020-01-01T00:00:00Z"}], ids=["held", "dead"]
@@ -101,10 +100,26 @@ class TestFailures:
             of_worker.count_failure("orders")
 
         assert of_worker.open_topics() == ["elsewhere"]
-        assert "more than 20 of its messages fail in a second" in of_worker.refusals()["orders"]
         now[0] += 0.1
 
         assert of_worker.open_topics() == ["orders", "elsewhere"]
+
+    def test_that_close_their_topic_are_no_wrong_setting_of_the_broker(self, broker, worker, monkeypatch):
+        monkeypatch.setattr(limits, "FAILURES_AT_ONCE", 1.0)
+        monkeypatch.setattr(limits, "FAILURES_PER_SECOND", 0.0)
+
+        @consumer(Placed, group="cart")
+        def fail(message, context):
+            raise ValueError("no")
+
+        broker.send([outgoing(Placed("bad"))])
+        fails = worker()
+        fails.run(until_idle=True)
+        subscriptions.beat(group("cart"), "default")
+
+        assert Deferred.objects.get().failures == 1
+        assert fails._limits.open_topics() == []
+        assert "outbox.misconfigured" not in {one.id for one in read_attention(database.raw("default"), "default")}
 
     def test_leave_a_healthy_type_its_share(self, broker, monkeypatch):
         """A flood of failing messages beside good ones: the database takes in hundreds, and the good ones go on."""

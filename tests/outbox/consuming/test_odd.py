@@ -8,22 +8,26 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError, connection, transaction
 from msgspec.structs import replace
 
-from outbox import RetryPolicy, apublish, consumer, signals
+from outbox import RetryPolicy, apublish, consumer, database, signals
 from outbox.consuming.handle import handle
+from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
+from outbox.database import heartbeats
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.message import Header
 from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, errors, numbered, outgoing
+from tests.outbox.consuming.deliveries import delivery, errors, numbered, outgoing, run_due
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -62,6 +66,17 @@ class TestMessageWithoutAnId:
         assert "has no message id" in errors()[0]
         assert not CartEntry.objects.exists()
         assert not Duplicate.objects.exists()
+
+    def test_whose_bytes_cannot_be_read_reaches_no_handler_when_it_is_replayed(self):
+        handled = []
+        consumer(topic="orders", group="cart")(handled.append)
+        unread = delivery(Placed("A1"), headers={Header.UNREADABLE: "Its body is marked as compressed."})
+        handle(group("cart"), replace(unread, message_id=""))
+
+        call_command("outbox_replay", "--all")
+
+        assert run_due() == [Outcome.DEAD_LETTER]
+        assert handled == []
 
 
 class TestTwoProducersWithTheSameId:
@@ -109,6 +124,16 @@ class TestForeignProducer:
         consumer(Placed, group="cart")(write)
 
         assert handle(group("cart"), replace(delivery(Ignored()), tag="a\0b")).outcome is Outcome.IGNORED
+
+    def test_may_write_nul_into_the_id_of_a_message_that_a_heartbeat_names(self):
+        @consumer(Placed, group="cart")
+        def report(message, context):
+            heartbeats.beat(database.raw("default"), "consumer", handling=lease_thread.running())
+
+        with closing(LeaseThread()) as lease_thread:
+            result = handle(group("cart"), delivery(Placed("A1"), named="a\0b"), lease_thread)
+
+        assert result.outcome is Outcome.HANDLED
 
     def test_may_write_nul_behind_a_type_without_its_message_being_run_again_and_again(self, worker):
         consumer(Placed, group="cart")(write)

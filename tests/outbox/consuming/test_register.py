@@ -114,6 +114,7 @@ class TestConsumer:
             ({"types": [Message], "group": "cart"}, "Message is abstract, so no message is of this type. Pass its types"),
             ({"types": [Placed], "group": "cart", "tags": "placed"}, "set of strings"),
             ({"types": [Placed], "group": "cart", "tags": []}, "set of strings"),
+            ({"types": [Placed], "group": "cart", "tags": {"*", "placed"}}, "stands for all tags"),
             ({"types": [Placed], "group": "cart", "on_dead": "explode"}, "on_dead"),
         ],
     )

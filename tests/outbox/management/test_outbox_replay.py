@@ -188,11 +188,15 @@ class TestDeferred:
         assert dead() == ["b-cart", "b-points", "o-points"]
         assert json.loads(capsys.readouterr().out) == {"replayed": 1, "not_found": ["later"]}
 
-    def test_are_retried_now_and_held(self):
+    def test_are_retried_now_and_held(self, capsys):
         row = Deferred.objects.get(own_id="later")
 
         assert replay("--hold", "later") == 0
         assert stored(row).due_at == HELD
+
+        capsys.readouterr()
+        assert replay("later", "--list", "--hold", "--json") == replay("--state", "held", "--json") == 0
+        assert '"state": "held"' in capsys.readouterr().out
 
         assert replay("--retry-now", "--all") == 0
         assert stored(row).due_at <= datetime.now(UTC)

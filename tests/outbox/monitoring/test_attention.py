@@ -1,9 +1,11 @@
 import re
+import shlex
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import celery
 import pytest
+from django.core.management import call_command
 
 from outbox import conf, consumer, database
 from outbox.brokers.base import Backlog, Outgoing
@@ -498,11 +500,29 @@ class TestGroups:
             "1 deferred message of topic 'parcels', and no live process has a handler.",
         )
 
+    def test_name_a_command_that_discards_no_message_that_has_a_handler(self, read):
+        a_consumer()
+        handlerless = deferred(seconds=300, no_code_since=ago(seconds=200))
+        for state in ({"waiting": True}, {"dead": True}, {"held": True}):
+            deferred(seconds=1, **state)
+
+        [command] = [re.search(r"outbox_replay (.*)\.", one.hint)[1] for one in read() if one.id == "outbox.no_handler"]
+        call_command("outbox_replay", *shlex.split(command), "--no-input")
+
+        assert Deferred.objects.count() == 3
+        assert not Deferred.objects.filter(id=handlerless.id).exists()
+
     @pytest.mark.parametrize(
         ("number", "told"),
         [
             (1, []),
-            (2, ["2 deferred messages of topic 'parcels' wait; at 4, consumers stop receiving from the topic."]),
+            (
+                2,
+                [
+                    "2 deferred messages of topic 'parcels' wait; at 4, consumers receive nothing from the topic until half of "
+                    "them are gone."
+                ],
+            ),
             (
                 4,
                 [
