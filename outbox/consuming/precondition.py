@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import router
 from django.db.models import Model, QuerySet
 
 from outbox.errors import StaleRow
@@ -44,7 +45,7 @@ def update_if(target: Model | QuerySet[Any], *, expect: Mapping[str, Any], **cha
     for name in changes.keys() - computed:
         setattr(target, name, changes[name])
     if computed:
-        target.refresh_from_db(fields=computed)
+        target.refresh_from_db(using=_home_of(target), fields=computed)
     return True
 
 
@@ -69,4 +70,9 @@ def update_or_raise(target: Model | QuerySet[Any], *, expect: Mapping[str, Any],
 
 
 def _row_of(instance: Model) -> QuerySet[Any]:
-    return instance._meta.base_manager.using(instance._state.db).filter(pk=instance.pk)
+    return instance._meta.base_manager.using(_home_of(instance)).filter(pk=instance.pk)
+
+
+def _home_of(instance: Model) -> str:
+    """Return the database to which an instance is written. It may have been read from a replica."""
+    return router.db_for_write(instance._meta.model, instance=instance)

@@ -50,11 +50,13 @@ SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
 """
 
+# The schema of the table, which need not be the first one of the search_path.
+SCHEMA = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'outbox_message'::regclass"
 
 # The CHECK constraint spares ATTACH a scan of the new partition. CREATE .. PARTITION OF would block all publishers while it
 # waits for an open transaction; ATTACH locks only the DEFAULT partition, which publishers rarely need.
 CREATE_DAY = (
-    "CREATE TABLE {day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
+    "CREATE TABLE {schema}.{day} (LIKE outbox_message INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
     "ALTER TABLE {day} ADD PRIMARY KEY (id), ADD CONSTRAINT is_of_its_day CHECK (id >= {first} AND id < {end})",
 )
 ATTACH_DAY = (
@@ -206,9 +208,11 @@ def _make_day(connection: Connection, day: date) -> bool:
 
 
 def _run(connection: Connection, *statements: LiteralString, day: date) -> None:
+    [[schema]] = connection.execute(SCHEMA).fetchall()
+    names = {"schema": sql.Identifier(schema), "day": sql.Identifier(table_of(day))}
     bounds = {"first": sql.Literal(first_id(day)), "end": sql.Literal(first_id(day + timedelta(days=1)))}
     for statement in statements:  # one at a time, because a prepared statement cannot contain several
-        connection.execute(sql.SQL(statement).format(day=sql.Identifier(table_of(day)), **bounds))
+        connection.execute(sql.SQL(statement).format(**names, **bounds))
 
 
 def _stray_days(connection: Connection, last: date) -> list[date]:

@@ -178,7 +178,8 @@ FROM pg_class c, unnest(CASE
     WHEN c.relkind = 'v' THEN ARRAY['SELECT'] WHEN c.relkind = 'S' THEN ARRAY['USAGE']
     WHEN c.relname LIKE 'outbox\_%%' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT', 'DELETE'] END
 ) WITH ORDINALITY wanted (privilege, n)
-WHERE c.relnamespace = current_schema()::regnamespace AND (c.relname LIKE 'outbox\_%%' OR c.relname = ANY(%(pruned)s))
+WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('outbox_wakeup'))
+    AND (c.relname LIKE 'outbox\_%%' OR c.relname = ANY(%(pruned)s))
     AND (NOT c.relispartition OR c.relname = 'outbox_message_default')
     AND CASE WHEN c.relkind IN ('r', 'p', 'v') THEN NOT has_table_privilege(c.oid, privilege)
         WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, privilege)

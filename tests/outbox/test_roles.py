@@ -127,12 +127,31 @@ def without_tomorrow() -> Iterator[None]:
 no_tomorrow = pytest.fixture(without_tomorrow, name="no_tomorrow")
 
 
+@pytest.fixture
+def schema_in_front(as_owner: Callable[[str], None]) -> Iterator[None]:
+    """An empty schema, which comes before the tables' own in the search path of all new connections."""
+    database = connections["default"].settings_dict["NAME"]
+    as_owner(f'CREATE SCHEMA "Front-1"; ALTER DATABASE "{database}" SET search_path = "Front-1", public')
+    yield
+    as_owner(f'ALTER DATABASE "{database}" RESET search_path; DROP SCHEMA "Front-1"')
+
+
 class TestARoleWithTheGrantsOfThePage:
     def test_has_all_that_the_doctor_asks_for(self, granted):
         partitions.create_partitions("default")
 
         with as_role():
             assert concerns() == []
+
+    def test_is_told_what_it_lacks_although_another_schema_comes_first(self, granted, as_owner, schema_in_front):
+        partitions.create_partitions("default")
+        as_owner(f'GRANT USAGE ON SCHEMA "Front-1" TO {granted}; REVOKE INSERT ON outbox_gap FROM {granted}')
+
+        with as_role():
+            [(level, text, hint)] = concerns()
+
+        assert (level, text) == ("error", f"role {granted} lacks INSERT on outbox_gap")
+        assert hint.endswith(f"run: GRANT INSERT ON outbox_gap TO {granted};")
 
     def test_publishes_relays_and_consumes(self, granted):
         handled: list[int] = []

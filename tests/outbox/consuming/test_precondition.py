@@ -61,6 +61,40 @@ class TestUpdateIf:
         assert CartEntry.objects.using("other").get().change == 2
 
 
+class ReadsFromAReplica:
+    """Django's example of a router for a replica."""
+
+    def db_for_read(self, model, **hints):
+        return "other"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+
+
+@pytest.mark.django_db(databases=["default", "other"])
+class TestARowThatWasReadFromAReplica:
+    @pytest.fixture
+    def row(self, settings) -> CartEntry:
+        """A row of "default" that the router read from "other", to which it has not come yet."""
+        settings.DATABASE_ROUTERS = [ReadsFromAReplica()]
+        row = CartEntry.objects.create(invoice="A1", change=1)
+        row._state.db = "other"
+        return row
+
+    def test_is_updated_where_it_is_written(self, row):
+        is_updated = update_if(row, expect={"change": 1}, invoice="A2", change=F("change") + 1)
+
+        assert is_updated
+        assert (row.invoice, row.change) == ("A2", 2)
+        assert CartEntry.objects.using("default").get().change == 2
+
+    def test_is_said_to_be_as_it_is_there(self, row):
+        CartEntry.objects.update(change=5)
+
+        with pytest.raises(StaleRow, match="any more, but change=5"):
+            update_or_raise(row, expect={"change": 1}, change=2)
+
+
 class TestUpdateOrRaise:
     def test_says_how_the_row_is_now(self, row):
         CartEntry.objects.update(change=5)

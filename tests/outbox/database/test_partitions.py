@@ -39,6 +39,15 @@ def connection():
         yield own
 
 
+@pytest.fixture
+def schema_in_front(connection):
+    """An empty schema, which comes before the tables' own in the search path of all new connections."""
+    name = django_connection.settings_dict["NAME"]
+    connection.execute(f'CREATE SCHEMA front; ALTER DATABASE "{name}" SET search_path = front, public')
+    yield
+    connection.execute(f'ALTER DATABASE "{name}" RESET search_path; DROP SCHEMA front CASCADE')
+
+
 def table_holding(message):
     with django_connection.cursor() as cursor:
         cursor.execute("SELECT tableoid::regclass::text FROM outbox_message WHERE id = %s", [message.id])
@@ -73,6 +82,12 @@ class TestMakeDays:
 
         columns = sorted(row[0].partition("USING btree ")[2] for row in found)
         assert columns == ["(about) WHERE (about IS NOT NULL)", "(id)", "(key) WHERE (key <> ''::text)"]
+
+    def test_puts_each_day_into_the_schema_of_the_table(self, connection, schema_in_front):
+        partitions.create_partitions("default", today=DAY)
+
+        found = connection.execute("SELECT schemaname FROM pg_tables WHERE tablename = 'outbox_message_20010203'").fetchall()
+        assert found == [("public",)]
 
     def test_makes_no_publisher_wait(self, monkeypatch):
         monkeypatch.setattr(partitions, "PATIENCE", BRIEFLY)
