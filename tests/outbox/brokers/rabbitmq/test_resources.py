@@ -43,12 +43,6 @@ def open_with() -> Iterator[OpenWith]:
 
 
 @pytest.fixture
-def channel() -> Iterator[amqp.Channel]:
-    with amqp.Connection(server().address) as connection:
-        yield connection.channel()
-
-
-@pytest.fixture
 def own_host() -> Iterator[tuple[RabbitMQ, dict[str, str]]]:
     """A virtual host in which nothing is declared, and a user of its own there; yield the options that name both."""
     node, name = server(), f"host-{uuid.uuid4().hex[:8]}"

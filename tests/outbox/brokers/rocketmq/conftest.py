@@ -15,6 +15,7 @@ from outbox.check_backs.loop import Checker
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.message import TopicType
 from outbox.relay.rounds import Relay
+from tests.clock import Clock
 from tests.contracts.acts import Acts
 
 HERE = Path(__file__).parent
@@ -109,6 +110,12 @@ def server(figure: Callable[[str, float], None]) -> object:
 
     figure("seconds till the server was ready", server().ready_after)
     return server()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands until it is moved on, whereas a machine may stall for seconds."""
+    return Clock()
 
 
 @pytest.fixture

@@ -51,9 +51,6 @@ class TestAck:
         with pytest.raises(BrokerUnavailable, match="connect to"):
             broker.ack(held)
 
-    def test_of_nothing_asks_nothing(self, stub: Stub, broker: Broker):
-        assert broker.ack([]) == []
-
 
 class TestRenew:
     def test_keeps_the_receipts_of_those_that_the_server_answered(self, stub: Stub, broker: Broker, held: list[Delivery]):

@@ -97,11 +97,6 @@ class TestAtThePort:
         assert len(port.asked(END)) == 5
         assert {one.kind for one in port.log.ends} == {COMMIT_TYPE}
 
-    def test_marks_sent_what_is_confirmed(self, port: PortStub, relay: Relay):
-        assert relay.step().sent == 5
-        assert Batch.objects.get().state == State.SENT
-        assert len(port.log.of("transaction")) == 5
-
 
 class TestAtTheProxy:
     @pytest.fixture
