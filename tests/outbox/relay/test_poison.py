@@ -11,8 +11,9 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, MessageRow, State
 from outbox.relay.breaker import BreakerState
 from outbox.relay.rounds import Relay
+from tests.clock import Clock
 from tests.factories import TicketFactory
-from tests.outbox.relay.conftest import Clock, Topics
+from tests.outbox.relay.conftest import Topics
 from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db

@@ -13,14 +13,11 @@ from outbox.message import Header
 from outbox.models import Batch, State
 from outbox.relay import commit as commit_module
 from tests.factories import message_id
+from tests.outbox.relay.committing import ended
 
 pytestmark = pytest.mark.django_db
 
 WINDOW = timedelta(seconds=2)
-
-
-def ended(broker) -> list[Ended | None]:
-    return [half.ended for half in broker.halves()]
 
 
 LEAVE_OPEN = """
