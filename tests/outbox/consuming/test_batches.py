@@ -16,7 +16,7 @@ from outbox.errors import ConfigurationError
 from outbox.models import Duplicate, Inbox
 from outbox.testing.factories import DeferredFactory
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import end_delays, numbered, outgoing
+from tests.outbox.consuming.deliveries import applied, end_delays, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db
@@ -47,10 +47,6 @@ def step() -> Worker:
     worker.step(NO_WAIT)
     worker.close()
     return worker
-
-
-def applied() -> list[str]:
-    return sorted(CartEntry.objects.values_list("invoice", flat=True))
 
 
 class TestBatch:
@@ -164,8 +160,7 @@ class TestBatch:
         with pytest.raises(ConfigurationError, match="batch_size"):
             Handler(**options)
 
-    def test_refuses_an_ordered_topic(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+    def test_refuses_an_ordered_topic(self, fifo):
         Handler()
 
         with pytest.raises(ConfigurationError, match="Remove batch_size"):
