@@ -1,7 +1,5 @@
 """Consumers of the test's own, of a memory broker that the code under test finds by its name in the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Messages as a relay sends them, and as a broker hands them out."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import msgspec

@@ -1,7 +1,5 @@
 """Handlers that take many messages at once."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from uuid import UUID
 

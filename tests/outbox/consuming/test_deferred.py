@@ -1,7 +1,5 @@
 """Deferred messages: what is written about a message that a group could not handle at once, and how it ends."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from uuid import UUID

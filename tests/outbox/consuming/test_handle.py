@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 from datetime import timedelta

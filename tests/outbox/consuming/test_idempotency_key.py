@@ -1,7 +1,5 @@
 """RedisIdempotencyKey on a real Redis."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

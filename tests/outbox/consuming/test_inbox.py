@@ -1,7 +1,5 @@
 """The claim, between two real connections."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A handler that takes its time: renewed, broken off at its limit, and what waits behind it deferred."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

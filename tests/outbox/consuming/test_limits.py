@@ -1,7 +1,5 @@
 """How much of a topic a group's database takes in, and what a worker goes on with meanwhile."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from datetime import timedelta

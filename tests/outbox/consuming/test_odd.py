@@ -1,7 +1,5 @@
 """Odd ways for a run to end: counted where the handler is to blame, and nowhere else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

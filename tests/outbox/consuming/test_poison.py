@@ -3,8 +3,6 @@ Messages whose handling ends its process, or raises what no `except Exception` c
 limit, and its fellows are applied meanwhile. Real processes, which are started again as a supervisor does.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two releases of a group side by side: what one has a handler for and the other has not is deferred for it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

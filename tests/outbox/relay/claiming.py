@@ -1,7 +1,5 @@
 """Helpers for tests of claims, and of what was sent of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Helpers for tests of commits: send half messages, claim a batch again, read ends."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from outbox import database

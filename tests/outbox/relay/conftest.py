@@ -1,7 +1,5 @@
 """Fixtures for relays with the memory broker, on Django's connection or on connections of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Claims, on Django's connection; tests with two relays have two connections."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Claims of the few new messages of a topic, which load the messages, too."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox import database

@@ -1,7 +1,5 @@
 """Claims of ordered topics: one batch of a key at a time."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """The number of statements in a round, which is the same for hundreds of messages as for a few."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The number of statements for a lone message, which is most of its cost."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

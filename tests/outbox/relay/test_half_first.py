@@ -1,7 +1,5 @@
 """PREPARED batches of half-first transactions whose process died between the database commit and the broker's commit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Loading messages in slices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

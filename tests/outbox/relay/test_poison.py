@@ -1,7 +1,5 @@
 """One message that the broker never answers: all others are sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Pruning the inbox: a row is kept while its message may be delivered again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any

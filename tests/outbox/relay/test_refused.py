@@ -1,7 +1,5 @@
 """A database that refuses what the relay does: a publication without replica identities, a missing permission."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta

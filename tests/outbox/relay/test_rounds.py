@@ -1,7 +1,5 @@
 """The relay: rounds, draining and stopping."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

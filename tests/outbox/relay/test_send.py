@@ -1,7 +1,5 @@
 """Sends, with the memory broker and its faults."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The sweep where a second end does no harm, and the resend after discard."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

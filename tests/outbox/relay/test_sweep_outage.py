@@ -1,7 +1,5 @@
 """Open commits after an outage: of thousands of batches of one message, or of a few large batches."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """The sweep where a half message may be ended only once: batches are taken over and looked up first."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """A relay whose broker sends in transactions: what a lost answer, a dead relay and a lost marker leave to be settled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any

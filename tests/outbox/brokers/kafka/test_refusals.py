@@ -1,7 +1,5 @@
 """A real Kafka that refuses: what is said of it, whose messages wait, and that it goes on once somebody has corrected it."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Transactions on a real Kafka: what readers see, and which answers leave a lane open."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The harness of the contract, on a server that asks about half messages after a second."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

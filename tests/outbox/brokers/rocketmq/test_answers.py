@@ -1,7 +1,5 @@
 """Acknowledgements, renewals and returns that a stub of a proxy refuses, or leaves without an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

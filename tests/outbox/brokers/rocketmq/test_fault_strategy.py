@@ -1,7 +1,5 @@
 """Which proxy or broker is left alone, and how long. Needs no server."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy

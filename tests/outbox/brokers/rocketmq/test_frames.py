@@ -1,7 +1,5 @@
 """Requests, answers and stored messages as bytes. Needs no server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

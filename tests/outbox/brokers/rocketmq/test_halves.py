@@ -1,7 +1,5 @@
 """Half messages, ended at the brokers' own ports. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any

@@ -4,8 +4,6 @@ Two projects, each with a database of its own, whose name servers do not all ans
 What holds while they do is in tests/contracts/test_owners.py.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing

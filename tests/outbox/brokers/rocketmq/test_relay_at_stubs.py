@@ -1,7 +1,5 @@
 """A relay and the answers of brokers and proxies that are in trouble. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Which brokers there are, and a connection to each. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator

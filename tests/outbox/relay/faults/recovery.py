@@ -1,7 +1,5 @@
 """The state after a fault, and the steps of recovery: expired leases and check-backs."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from outbox import database

@@ -1,7 +1,5 @@
 """Lost answers, and requests that arrive twice."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

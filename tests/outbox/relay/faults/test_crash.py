@@ -1,7 +1,5 @@
 """A relay dies between two steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.base import Ended

@@ -1,7 +1,5 @@
 """Two relays, or a relay and a sweep, with the same batch; and errors of the database."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 
