@@ -1,7 +1,5 @@
 """Commands of `manage.py`, run in the process of the test."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The public factories, and a second look at what they made."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outbox import models

@@ -4,8 +4,6 @@ Empties the tables that a test has filled, where the test commits: Django emptie
 Django's way writes content types and permissions anew, too; here they stay.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from django.db import connections, transaction

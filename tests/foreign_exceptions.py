@@ -4,8 +4,6 @@ An exception that is not the database's, raised in the middle of whatever Django
 Django's connection may be left inside the transaction then, with autocommit off, where later blocks commit nothing.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

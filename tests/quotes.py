@@ -1,7 +1,5 @@
 """What a page quotes from a file that runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

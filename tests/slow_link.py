@@ -1,7 +1,5 @@
 """A slow link to a server: a TCP proxy that limits the bytes a second which its clients send."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

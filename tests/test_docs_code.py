@@ -1,7 +1,5 @@
 """The code that the documents show runs, and the commands that they name exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The page of fault points: each test that it names is there, and each failpoint of a message's way is named."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The reference says what the code says."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

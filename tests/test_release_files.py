@@ -1,7 +1,5 @@
 """The files by which a hosting site runs our checks and publishes releases: they call what is there."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

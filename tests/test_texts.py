@@ -1,7 +1,5 @@
 """What errors, hints and helps of the package tell a user to run or to read is there, also where only the wheel is installed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Wait for a condition, with a deadline; and have threads begin at once."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An audit's run, as `outbox_audit` stores it, of a message that is then really lost at the broker; Spark is not asked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import psycopg

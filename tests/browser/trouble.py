@@ -1,7 +1,5 @@
 """What the demo's own day does not bring: messages that no broker takes, and such as no handler takes; halves of others."""
 
-from __future__ import annotations
-
 import json
 import time
 from uuid import uuid4

@@ -1,7 +1,5 @@
 """A consumer group on each broker: what it cannot handle is a row of its database, and the broker is done with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Reads docker/compose.yaml as Docker Compose would: YAML with variables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Reads docker/Dockerfile: its stages, each a list of instructions."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Runs the services of docker/compose.yaml as processes: their commands, environment and healthchecks, other addresses."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """What a run with faults has left behind, for the report: `make report`."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

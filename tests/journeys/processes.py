@@ -1,7 +1,5 @@
 """Processes of a journey: each in a session of its own, on the test's database."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Publishes numbers until it is stopped: `python -m tests.journeys.publish MODULE 
 The module's `publish` gets one number after the other, each PAUSE seconds behind the last.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from contextlib import suppress

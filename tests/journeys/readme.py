@@ -1,7 +1,5 @@
 """The README's example, read out of the README."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

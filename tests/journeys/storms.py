@@ -1,7 +1,5 @@
 """What storms have in common: processes that are kept running, and acts that hurt them and their servers by chance."""
 
-from __future__ import annotations
-
 import abc
 import json
 import os

@@ -1,7 +1,5 @@
 """Tables of a journey's own, in which its processes write down what they did."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ AsyncAPI documents held to the official schema, which npm fetches once.
 Asks the package index, so it runs where it is asked for: `make test-wheel`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A wakeup over a real Redis: publish, and Celery's worker relays at once. No beat runs, so nothing else could."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`manage.py migrate` in an empty database, of anything and to any migration."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The nightly audit, by Celery's worker and by Spark; what it finds stands in the tables."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

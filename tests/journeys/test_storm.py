@@ -4,8 +4,6 @@ A storm over relays and the embedded broker: leases that end at once, connection
 Chance decides what goes wrong; that each committed message is shown once, and in the order of its key, it does not.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """The tutorial, followed line by line in a fresh project."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

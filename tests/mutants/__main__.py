@@ -1,7 +1,5 @@
 """Take rules out of a copy of the checkout, one at a time: the tests that belong to a rule have to fail. `make mutants`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

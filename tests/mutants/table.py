@@ -5,8 +5,6 @@ A mutant is a text of one file that is replaced in a copy of the checkout. Its t
 takes seconds. `tests/explorer/mutants.py` takes other rules out while the explorer runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

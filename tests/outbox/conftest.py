@@ -1,7 +1,5 @@
 """Fixtures for tests of the outbox and its apps: brokers, alerts, operators, queries of a page, system checks."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Iterator

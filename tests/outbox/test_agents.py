@@ -1,7 +1,5 @@
 """Agents that wrap psycopg and comment each statement, as those of OpenTelemetry, Datadog and Google's sqlcommenter do."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from io import StringIO

@@ -1,7 +1,5 @@
 """Django's `dumpdata` and `loaddata` with the outbox's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Tables that are emptied, filled or restored while the processes run that know what was in them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import timedelta

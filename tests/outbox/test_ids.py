@@ -1,7 +1,5 @@
 """Times in message ids."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """Errors of millions of characters, at each door by which an error is stored."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox import RetryPolicy, consumer, database

@@ -1,7 +1,5 @@
 """A role that may only read and write rows, with the grants of docs/how-to/deploy.md; another role owns the tables."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

@@ -1,7 +1,5 @@
 """Which exceptions end a process, and shutdown in pools whose process runs other tasks. More: tests/journeys/shutdown/."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Where the jars of a server come from."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -4,8 +4,6 @@ Run what attacks the outbox, and write `docs/report.md` and `docs/report.json`. 
 Each run leaves a file in `var/report`, so single runs can be repeated; the page is written from all of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

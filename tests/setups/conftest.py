@@ -1,7 +1,5 @@
 """A PostgreSQL of the set-ups' own, a replica of it, a pooler before it, and the shop as a program."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ Plays the small shop in the set-up that SETUP names, as a program of its own.
 Acts that are not named are left to another role. Each prints a line; the first that fails ends the program with a traceback.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What the shop's processes do: `python -m tests.upgrades.acts ACT ...`."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

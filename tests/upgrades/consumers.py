@@ -4,8 +4,6 @@ Handlers that write down what they handle. Nothing keeps them from writing it tw
 Where the variable MISBEHAVES is set, those of one group do what their message says.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from datetime import timedelta

@@ -5,8 +5,6 @@ The shop's processes do what they do in production, and are killed at the points
 `upgrade_case` says of each message how it ends.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Load a dump into an empty database, as if it had been made at another time."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shop's processes on a database."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Two releases side by side on one database, under load."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

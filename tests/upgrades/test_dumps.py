@@ -4,8 +4,6 @@ A database of each earlier release, with work in flight, is migrated, and proces
 It is loaded as it is after a short stop, and as if everything had been stopped for longer than messages are kept.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

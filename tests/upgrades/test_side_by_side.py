@@ -1,7 +1,5 @@
 """Two releases side by side: for seconds here, for a minute by `make upgrade UPGRADE_FROM=v0.1.0 SECONDS=60`."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import closing

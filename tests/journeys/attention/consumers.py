@@ -1,7 +1,5 @@
 """Handlers that do what their message says."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What the processes of a situation are told by their environment."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -5,8 +5,6 @@ Each play does the harm, yields, and mends it. `test_situations.py` plays them a
 this list. Messages flow to topic `orders` in all of them, one a second, and group `shipping` handles them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A database with the outbox, its processes and servers: the stage of one situation."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -10,8 +10,6 @@ The full disk needs root, and the clocks need libfaketime. ATTENTION_ONLY has pa
 a bar. What was seen is printed as rows of a table, as it comes, and written as a Markdown file where ATTENTION_TABLE names one.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

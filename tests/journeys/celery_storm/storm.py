@@ -5,8 +5,6 @@ It is counted in tables that transactions and tasks write. What a Redis loses th
 replica does not have yet. That is counted apart.
 """
 
-from __future__ import annotations
-
 import abc
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The storm on Celery's tasks: half a minute for each server here, more by `make storm-celery SECONDS=600`."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Tasks through the outbox with real processes, each of which is killed at its worst moment."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

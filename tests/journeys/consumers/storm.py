@@ -6,8 +6,6 @@ In the end each message is applied once, or a dead letter with its true reason, 
 applied in their order.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

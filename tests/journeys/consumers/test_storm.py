@@ -4,8 +4,6 @@ The storm over consumers: for seconds here, for minutes by `make storm-consumers
 On RocketMQ it takes minutes: what a killed process held comes back after 10 s at the earliest.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from contextlib import closing

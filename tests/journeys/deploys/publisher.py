@@ -4,8 +4,6 @@ Publishes messages as a release does, each in a transaction of its own: `python 
 The variable MESSAGES lists type, number, key and tag of each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -4,8 +4,6 @@ Two releases of a project side by side on RabbitMQ: what docs/how-to/deploy.md p
 Nothing is passed over, nothing stops, order per key is kept, and `outbox_status` tells the truth.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

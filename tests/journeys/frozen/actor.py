@@ -5,8 +5,6 @@ It reads lines `ACT NTH` and answers with a process id: relay, half-first, check
 before its call number NTH, or ended where it makes fewer.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

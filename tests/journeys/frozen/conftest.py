@@ -1,7 +1,5 @@
 """A process that starts others which freeze themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any

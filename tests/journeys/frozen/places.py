@@ -4,8 +4,6 @@ Processes that are frozen, as a paused machine is: each is stopped before each o
 A relay, a checker, a request that goes half first: within LEASE and 2 s. A consumer: within INVISIBLE and 2 s. Both are 1 s here.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A shop whose processes are frozen: what they hold is free again after a second. Consumers are defined here, too."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from tests.process_settings import *  # noqa: F403

@@ -1,7 +1,5 @@
 """A request that goes half first, or a check loop, that is frozen."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from itertools import count
 

@@ -1,7 +1,5 @@
 """A relay or a maintenance that is frozen."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

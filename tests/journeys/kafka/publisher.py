@@ -5,8 +5,6 @@ Each number is written into a table by the transaction of its message, and every
 a key grow, since one process publishes all of them.
 """
 
-from __future__ import annotations
-
 import random
 
 from django.db import connection

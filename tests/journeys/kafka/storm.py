@@ -4,8 +4,6 @@ of the database are ended, and PostgreSQL crashes where nobody else uses it. In 
 topic with one replica have no leader meanwhile. Then Kafka's own client counts every copy, as a reader of committed records.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ The storm on Kafka: less than a minute here, more by `make faults-kafka SECONDS=
 `CONTROL=` leaves out a rule (`given.py`): then messages have to be doubled.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import closing

@@ -4,8 +4,6 @@ What a newcomer does wrong, and the sentence that says so.
 Each mistake is said at the earliest moment at which it can be known: by the system checks, else by the call, else by a command.
 """
 
-from __future__ import annotations
-
 from tests.journeys.newcomer.project import SETTINGS, Command, Play
 
 MESSAGES, CONSUMERS, ORDERS, URLS = "shop/messages.py", "shop/consumers.py", "shop/orders.py", "mysite/urls.py"

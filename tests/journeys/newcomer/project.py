@@ -1,7 +1,5 @@
 """Small projects of Django's, as its `startproject` and our pages make them, with one mistake or several."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

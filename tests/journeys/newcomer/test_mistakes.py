@@ -1,7 +1,5 @@
 """Each mistake of a newcomer is named at the earliest moment, in a sentence that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 

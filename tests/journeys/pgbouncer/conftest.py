@@ -1,7 +1,5 @@
 """The test's database behind a real PgBouncer in transaction mode, whose few backends all connections share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any

@@ -1,7 +1,5 @@
 """What needs a session of its own goes around the pooler, and refuses to start where no alias leads there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

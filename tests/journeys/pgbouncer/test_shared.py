@@ -1,7 +1,5 @@
 """What shares the backends of a pool in transaction mode: publishers, half first, consumers, the check-back endpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Outages and errors that stay, each for 20 s against relay, maintenance and consumer: all at once, to count their log lines."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ Handlers that do what their message says, and write down what they did; nothing 
 Each run is written down over a connection of its own, so that it stays when the handler fails.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

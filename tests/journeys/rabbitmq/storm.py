@@ -6,8 +6,6 @@ a copy of each message, in what the handlers wrote, and in the table of dead let
 purging a queue, is counted apart: it is lost, and has to be found as gaps.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """The storm on RabbitMQ: less than a minute here, more by `make storm-rabbitmq SECONDS=600`, on a cluster by `NODES=3`."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import closing

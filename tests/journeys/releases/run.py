@@ -1,7 +1,5 @@
 """Run a release: each step in this process, with what became of it as a line of JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A journey: topics and a group of its own, processes on the test's database, and what their handlers wrote."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

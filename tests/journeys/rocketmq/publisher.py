@@ -4,8 +4,6 @@ Publishes numbered messages, half first where the last argument says `half-first
 Each number is written into a table by the transaction of its message; every fifth transaction is rolled back.
 """
 
-from __future__ import annotations
-
 import sys
 
 from django.db import connection

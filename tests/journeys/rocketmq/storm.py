@@ -6,8 +6,6 @@ Its files are not found by pytest of itself: `make storm-rocketmq SECONDS=600` p
 counted, in the tables that the transactions wrote, in the brokers' own logs, and in what the handlers wrote.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

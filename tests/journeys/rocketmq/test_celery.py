@@ -1,7 +1,5 @@
 """The relay task in a prefork worker's children: children, and the whole worker, killed in the middle of a batch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

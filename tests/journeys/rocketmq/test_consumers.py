@@ -1,7 +1,5 @@
 """`outbox_consume` on a real RocketMQ, killed in the middle."""
 
-from __future__ import annotations
-
 import os
 import signal
 from datetime import timedelta

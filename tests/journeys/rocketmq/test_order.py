@@ -1,7 +1,5 @@
 """Order by key, from publish to handler, through relay and consumer as processes."""
 
-from __future__ import annotations
-
 from outbox.models import FailedDelivery
 from project.servers.remoting import pull
 from tests.journeys.rocketmq.conftest import QUEUES, Journey

@@ -1,7 +1,5 @@
 """`outbox_record` on a real RocketMQ: killed in the middle, set right by redelivery, and read as the audit reads it."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections import Counter

@@ -1,7 +1,5 @@
 """One PostgreSQL for all tests here, and the processes of each."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A RocketMQ that can be frozen, and one for all tests of a run."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A PostgreSQL that can be killed and frozen, and processes of the outbox on it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

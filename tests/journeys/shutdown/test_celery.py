@@ -1,7 +1,5 @@
 """Celery's worker is told to end while a child of its pool is in a task of ours."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

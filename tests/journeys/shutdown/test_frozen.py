@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT while PostgreSQL does not answer."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """SIGTERM while a handler runs."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT while PostgreSQL is gone, and while it is well."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 

@@ -1,7 +1,5 @@
 """The first message after PostgreSQL is back."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

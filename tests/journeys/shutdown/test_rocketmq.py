@@ -1,7 +1,5 @@
 """SIGTERM while RocketMQ is away, and the first message after it is back."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What may grow in a soak, and how much: the figures of minute 5 beside those of the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The brokers of a soak: what its processes are told of each, and the copies that are counted at its side."""
 
-from __future__ import annotations
-
 import abc
 import json
 from collections import Counter

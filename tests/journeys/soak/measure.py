@@ -1,7 +1,5 @@
 """What a soak measures: memory of processes; connections, locks and tables of PostgreSQL; messages that wait."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ A process that publishes numbered messages at a steady rate until it is stopped.
 of its message; every twentieth transaction is rolled back. Numbers of a key grow, since one process publishes all of them.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -9,8 +9,6 @@ process of each kind lives as long as the soak, and its memory is measured.
 It fails where something was lost or doubled, and where a figure at the end is beyond its bound (`bounds.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The table of a soak and its bounds."""
 
-from __future__ import annotations
-
 from tests.journeys.soak.bounds import BOUNDS, Row, as_text, compare
 
 RELAY = ("memory (MiB)", "relay")

@@ -1,7 +1,5 @@
 """Messages for the admin's pages to show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

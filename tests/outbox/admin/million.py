@@ -1,7 +1,5 @@
 """Very many messages, most of them sent, with the books that go with them; made in SQL."""
 
-from __future__ import annotations
-
 from outbox.database import Connection
 
 # Ids as uuid7 makes them: 10 ms apart, back from now; the newest are those that wait.

@@ -5,8 +5,6 @@ Each statement of a page is explained. `make test` fills the tables with a hundr
 million; the planner is left as it is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts of the admin in another language: each is in the German catalogue, and the pages show it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from gettext import GNUTranslations

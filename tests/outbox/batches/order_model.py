@@ -5,8 +5,6 @@ The steps are the real statements on the real tables. Each step is undone by a s
 a state are tried, and a state that was seen before is not tried again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime

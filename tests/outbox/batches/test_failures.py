@@ -1,7 +1,5 @@
 """Records of failed sends, and copies of dead messages."""
 
-from __future__ import annotations
-
 from outbox.batches.batch import SplitReason, Unaccepted
 from outbox.batches.split import split_at_send
 from outbox.models import Batch, DeadMessage, FailedSend, MessageRow, State

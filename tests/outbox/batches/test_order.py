@@ -1,7 +1,5 @@
 """The order of a key, through schedules of two relays, refused messages, and messages that are sent again."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

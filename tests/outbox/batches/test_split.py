@@ -1,7 +1,5 @@
 """Runs of adjacent positions that leave a batch. The statement is tested with the splitter, in tests/outbox/relay."""
 
-from __future__ import annotations
-
 from outbox.batches.batch import SplitReason, Unaccepted
 from outbox.batches.split import Run, runs
 

@@ -1,7 +1,5 @@
 """Taking over decided batches, with a connection for each sweep."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Only `outbox/batches` writes `outbox_batch`, one module message rows, and each edge of the drawing is a function."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

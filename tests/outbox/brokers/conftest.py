@@ -1,7 +1,5 @@
 """What tests of several servers do with a topic: handle its messages, and compare them with what another program had sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any

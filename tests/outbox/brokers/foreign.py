@@ -1,7 +1,5 @@
 """Messages as another program may write them: 200 good ones, and between them some of each odd kind, by a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """The code of docs/how-to/move-here.md runs as it stands, and the code that it replaces is Python."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

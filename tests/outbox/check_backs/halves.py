@@ -1,7 +1,5 @@
 """Half messages as a broker asks about them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

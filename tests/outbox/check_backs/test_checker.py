@@ -1,7 +1,5 @@
 """Checkers, with a broker that asks by itself whenever a test says so."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 

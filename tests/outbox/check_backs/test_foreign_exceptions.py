@@ -1,7 +1,5 @@
 """An exception that is not the database's, at any place of an answer: ROLLBACK is said only of what can never commit."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import psycopg

@@ -1,7 +1,5 @@
 """Fixtures for system checks, with settings and message types of the test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that the run would refuse are refused by `check`, with the name of the setting: a table of all settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any

@@ -1,12 +1,11 @@
 """Consumers of the test's own, of a memory broker that the code under test finds by its name in the settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from outbox import conf
+from outbox import conf, signals
 from outbox.brokers.base import Broker
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
@@ -20,6 +19,25 @@ def _own_brokers_and_consumers(memory_brokers: None, no_consumers: None) -> None
 @pytest.fixture
 def broker() -> Broker:
     return conf.make_broker("default")
+
+
+@pytest.fixture
+def fifo(settings: Any) -> None:
+    """The topic "orders" keeps order."""
+    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+
+
+@pytest.fixture
+def dead_lettered() -> Iterator[list[dict[str, Any]]]:
+    """What was said of messages that became dead letters."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(**said: Any) -> None:
+        heard.append(said)
+
+    signals.dead_lettered.connect(hear)
+    yield heard
+    signals.dead_lettered.disconnect(hear)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Messages as a relay sends them, and as a broker hands them out."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import msgspec
@@ -16,6 +14,7 @@ from outbox.consuming.run_deferred import run_deferred
 from outbox.consuming.subscriptions import subscriptions_of
 from outbox.message import Header, Message
 from outbox.models import Deferred
+from project.shop.models import CartEntry
 from tests.factories import message_id
 
 SOURCE = "urn:uuid:of-the-tests"
@@ -57,6 +56,11 @@ def run_due(name: str = "cart") -> list[Outcome]:
         while taken := deferred.take(name, subscriptions_of(found), found.using, may_doubt=True):
             outcomes.append(run_deferred(found, taken, lease_thread).outcome)
     return outcomes
+
+
+def applied() -> list[str]:
+    """Return the invoices of the carts that were cleared, in their order."""
+    return list(CartEntry.objects.order_by("id").values_list("invoice", flat=True))
 
 
 def errors(name: str = "cart") -> list[str]:

@@ -1,7 +1,5 @@
 """Handlers that take many messages at once."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from uuid import UUID
 
@@ -16,7 +14,7 @@ from outbox.errors import ConfigurationError
 from outbox.models import Duplicate, Inbox
 from outbox.testing.factories import DeferredFactory
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import end_delays, numbered, outgoing
+from tests.outbox.consuming.deliveries import applied, end_delays, numbered, outgoing
 from tests.outbox.consuming.messages import Ignored, Placed
 
 pytestmark = pytest.mark.django_db
@@ -47,10 +45,6 @@ def step() -> Worker:
     worker.step(NO_WAIT)
     worker.close()
     return worker
-
-
-def applied() -> list[str]:
-    return sorted(CartEntry.objects.values_list("invoice", flat=True))
 
 
 class TestBatch:
@@ -164,8 +158,7 @@ class TestBatch:
         with pytest.raises(ConfigurationError, match="batch_size"):
             Handler(**options)
 
-    def test_refuses_an_ordered_topic(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+    def test_refuses_an_ordered_topic(self, fifo):
         Handler()
 
         with pytest.raises(ConfigurationError, match="Remove batch_size"):

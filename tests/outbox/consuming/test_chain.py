@@ -1,7 +1,5 @@
 """What a handler publishes: it names its cause, and goes the way of the handler's transaction."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`manage.py outbox_consume` as a real process on the embedded broker: killed, stopped, run until idle."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

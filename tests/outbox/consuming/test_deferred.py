@@ -1,7 +1,5 @@
 """Deferred messages: what is written about a message that a group could not handle at once, and how it ends."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -28,7 +26,7 @@ from outbox.consuming.subscriptions import subscriptions_of
 from outbox.message import Header
 from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
-from tests.outbox.consuming.deliveries import delivery, end_delays, numbered, run_due
+from tests.outbox.consuming.deliveries import applied, delivery, end_delays, numbered, run_due
 from tests.outbox.consuming.messages import Placed
 
 pytestmark = pytest.mark.django_db
@@ -53,11 +51,6 @@ class Handler:
             raise self.errors.pop(0)
 
 
-@pytest.fixture
-def fifo(settings) -> None:
-    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
-
-
 def deliver(invoice: str = "A1", *, named: str = "", key: str = "", delivery_count: int = 1, **more) -> Outcome:
     arrived = delivery(Placed(invoice), named=named, key=key, delivery_count=delivery_count, **more)
     return handle(group("cart"), arrived).outcome
@@ -73,10 +66,6 @@ def due_in() -> timedelta:
     """Return the time until the only deferred message is due."""
     left = ExpressionWrapper(F("due_at") - Now(), output_field=DurationField())
     return Deferred.objects.annotate(left=left).get().left
-
-
-def applied() -> list[str]:
-    return list(CartEntry.objects.order_by("id").values_list("invoice", flat=True))
 
 
 class TestFailedMessage:
@@ -118,18 +107,19 @@ class TestFailedMessage:
         row = Inbox.objects.get()
         assert (str(row.message_id), row.lane, row.number, row.delivery_count) == (arrived.message_id, 1, 7, 2)
 
-    def test_is_dropped_when_it_comes_again(self):
-        Handler(ValueError("no"))
+    @pytest.mark.parametrize(
+        ("error", "outcome"), [(ValueError("no"), Outcome.DEFERRED), (Reject("of no use"), Outcome.DEAD_LETTER)]
+    )
+    def test_is_dropped_when_it_comes_again(self, error, outcome):
+        Handler(error)
 
         outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
 
-        assert outcomes == [Outcome.DEFERRED, Outcome.DUPLICATE]
+        assert outcomes == [outcome, Outcome.DUPLICATE]
         assert Deferred.objects.get().crashes == 0
         assert Duplicate.objects.count() == 1
 
-    def test_is_a_dead_letter_after_its_limit(self):
-        heard = []
-        signals.dead_lettered.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+    def test_is_a_dead_letter_after_its_limit(self, dead_lettered):
         Handler(*[ValueError("no")] * 3)
 
         deliver(named=ID)
@@ -137,20 +127,12 @@ class TestFailedMessage:
             end_delays()
             run_due()
 
-        signals.dead_lettered.disconnect(dispatch_uid="test")
         row = Deferred.objects.get()
         assert (row.failures, row.dead_at is None) == (3, False)
         assert [failed.outcome for failed in FailedDelivery.objects.order_by("id")] == ["retry", "retry", "dead letter"]
-        assert [said["message_id"] for said in heard] == [ID]
+        assert [said["message_id"] for said in dead_lettered] == [ID]
         end_delays()
         assert run_due() == []
-
-    def test_is_dropped_when_it_comes_again_as_a_dead_letter(self):
-        Handler(Reject("of no use"))
-
-        outcomes = [deliver(named=ID), deliver(named=ID, delivery_count=2)]
-
-        assert outcomes == [Outcome.DEAD_LETTER, Outcome.DUPLICATE]
 
     @pytest.mark.django_db(transaction=True)
     def test_has_aware_times_where_django_has_naive_ones(self, settings):
@@ -203,14 +185,6 @@ class TestEnd:
 
         row = Deferred.objects.get()
         assert (row.failures, row.crashes, row.runs) == (1, 0, 5)
-
-    def test_of_a_body_that_does_not_fit_is_a_dead_letter_that_says_so(self):
-        Handler()
-
-        outcome = deliver(body=b"{")
-
-        assert outcome is Outcome.DEAD_LETTER
-        assert "does not fit" in Deferred.objects.get().error
 
     def test_of_a_message_without_an_id_is_a_dead_letter_that_runs_once_when_it_is_replayed(self):
         handler = Handler()
@@ -322,11 +296,8 @@ class TestCrashes:
         assert len(handler.contexts) == 1
 
 
+@pytest.mark.usefixtures("fifo")
 class TestOrderedKey:
-    @pytest.fixture(autouse=True)
-    def _fifo(self, fifo) -> None:
-        """All tests here are about a topic that keeps order."""
-
     def test_waits_for_its_failed_message(self):
         Handler(ValueError("no"))
 

@@ -2,8 +2,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox import consumer, database, signals
-from outbox.consuming import deferred_housekeeping, register
+from outbox import consumer, database
+from outbox.consuming import deferred_housekeeping
 from outbox.consuming.deferred_housekeeping import tidy
 from outbox.consuming.subscriptions import SEPARATOR
 from outbox.database.heartbeats import beat
@@ -12,11 +12,6 @@ from outbox.testing.factories import DeferredFactory, InboxFactory
 from tests.factories import stored
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True)
-def _no_groups(monkeypatch):
-    monkeypatch.setattr(register, "registered", {})
 
 
 def live(*subjects, group="points", started=timedelta()):
@@ -69,23 +64,17 @@ class TestTidy:
 
 
 class TestGivingUp:
-    def test_makes_a_message_dead_after_nine_hours(self):
+    def test_makes_a_message_dead_after_nine_hours(self, dead_lettered):
         live("shop.Bill", started=timedelta(days=1))
         late, early = without_code(10), without_code(8)
-        told = []
 
-        def note(sender, **fields):
-            told.append((fields["group"], fields["message_id"], fields["topic"], fields["reason"]))
-
-        signals.dead_lettered.connect(note)
-        try:
-            tidy("default")
-        finally:
-            signals.dead_lettered.disconnect(note)
+        tidy("default")
 
         assert stored(late).dead_at
         assert stored(late).error == "no process of the group has a handler"
-        assert told == [("points", late.own_id, "orders", "no process of the group has a handler")]
+        [said] = dead_lettered
+        assert (said["group"], said["message_id"], said["topic"]) == ("points", late.own_id, "orders")
+        assert said["reason"] == "no process of the group has a handler"
         assert stored(early).dead_at is None
 
     @pytest.mark.parametrize("started", [None, timedelta(hours=1)])

@@ -1,7 +1,5 @@
 """An exception that is not the database's, raised at any place of a handler's transaction: a task's time limit, a signal's."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """What the broker's server gave up becomes a dead letter of the group, with the server's reason."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 from datetime import timedelta
@@ -10,7 +8,7 @@ from django.db import IntegrityError, connection, transaction
 from msgspec.structs import replace
 
 import outbox
-from outbox import Reject, RetryPolicy, consumer, signals
+from outbox import Reject, RetryPolicy, consumer
 from outbox.consuming.delivery_info import as_key
 from outbox.consuming.handle import handle
 from outbox.consuming.outcome import Outcome
@@ -372,21 +370,15 @@ class TestFailure:
         assert CartEntry.objects.exists()
 
 
+@pytest.mark.usefixtures("fifo")
 class TestOrdered:
-    @pytest.fixture(autouse=True)
-    def _fifo(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
-
-    def test_blocks_its_key_with_an_alert_once_the_retries_are_used_up(self):
-        heard = []
-        signals.alert.connect(lambda **said: heard.append(said), weak=False, dispatch_uid="test")
+    def test_blocks_its_key_with_an_alert_once_the_retries_are_used_up(self, alerts):
         fails_with(ValueError("no"), retry=RetryPolicy(limit=0, delays=[timedelta(minutes=5)]))
 
         result = handle(group("cart"), delivery(Placed("A1"), key="A1"))
 
-        signals.alert.disconnect(dispatch_uid="test")
         assert result.outcome is Outcome.DEFERRED
-        assert "holds back all later messages of the key 'A1'" in heard[0]["reason"]
+        assert "holds back all later messages of the key 'A1'" in alerts[0]["reason"]
 
     def test_skips_where_the_handler_says_so(self):
         fails_with(ValueError("no"), on_dead="skip", retry=RetryPolicy(limit=0))

@@ -1,7 +1,5 @@
 """The claim, between two real connections."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,12 +139,9 @@ class TestIdleTransaction:
         assert CartEntry.objects.count() == 1
 
 
+@pytest.mark.usefixtures("fifo")
 class TestOrder:
     """Messages of one key on an ordered topic, both delivered at once: an operator's replay beside a later message, say."""
-
-    @pytest.fixture(autouse=True)
-    def _ordered(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
 
     def deliver(self, key: str):
         result = handle(group("cart"), delivery(Placed("A2"), key=key))

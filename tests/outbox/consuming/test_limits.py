@@ -1,9 +1,6 @@
 """How much of a topic a group's database takes in, and what a worker goes on with meanwhile."""
 
-from __future__ import annotations
-
 import threading
-import uuid
 from contextlib import closing
 from datetime import timedelta
 
@@ -12,7 +9,7 @@ from django.db import connections
 
 from outbox import RetryPolicy, consumer, database
 from outbox.brokers.memory import MemoryBroker
-from outbox.consuming import limits, register, subscriptions
+from outbox.consuming import limits, subscriptions
 from outbox.consuming import worker as worker_module
 from outbox.consuming.limits import TopicLimits
 from outbox.consuming.register import group
@@ -21,6 +18,7 @@ from outbox.errors import BrokerUnavailable
 from outbox.models import Deferred
 from outbox.monitoring.attention import read_attention
 from outbox.outages import Backoff
+from outbox.testing.factories import DeferredFactory
 from project.shop.models import CartEntry
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -36,22 +34,8 @@ def _count_anew(monkeypatch) -> None:
 
 
 def defer(count: int, topic: str = "orders", **fields) -> None:
-    rows = [
-        Deferred(
-            consumer_group="cart",
-            message_id=uuid.uuid4(),
-            own_id="",
-            idempotency_key="",
-            topic=topic,
-            headers="{}",
-            body=b"",
-            delivery_count=1,
-            reason="failed",
-            **{"due_at": "2020-01-01T00:00:00Z", "type": "elsewhere"} | fields,
-        )
-        for _ in range(count)
-    ]
-    Deferred.objects.bulk_create(rows)
+    fields = {"due_at": "2020-01-01T00:00:00Z", "type": "elsewhere"} | fields
+    DeferredFactory.create_batch(count, consumer_group="cart", topic=topic, **fields)
 
 
 @pytest.mark.django_db
@@ -180,7 +164,6 @@ class TestBrokerThatIsAway:
 @pytest.mark.django_db
 def test_of_what_the_server_gave_up_are_by_topic(monkeypatch):
     monkeypatch.setattr(limits, "MAX_DEAD_LETTERS", 3)
-    monkeypatch.setattr(register, "registered", {})
     consumer(Placed, group="cart")(lambda message, context: None)
     defer(3, dead_at="2020-01-01T00:00:00Z")
     Deferred.objects.update(reason="server")

@@ -1,7 +1,5 @@
 """What the log says of runs that failed: each in a line, and a traceback where it says something new."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

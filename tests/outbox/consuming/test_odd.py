@@ -1,7 +1,5 @@
 """Odd ways for a run to end: counted where the handler is to blame, and nowhere else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -23,7 +21,7 @@ from outbox.consuming.outcome import Outcome
 from outbox.consuming.register import group
 from outbox.consuming.worker import Worker
 from outbox.database import heartbeats
-from outbox.errors import BrokerUnavailable, ConfigurationError
+from outbox.errors import BrokerUnavailable
 from outbox.message import Header
 from outbox.models import Deferred, Duplicate, FailedDelivery, Inbox
 from project.shop.models import CartEntry
@@ -156,15 +154,6 @@ class TestForeignProducer:
         assert odd.message_id in errors()[0]
 
 
-class TestPolicy:
-    def test_takes_a_list_of_errors(self):
-        assert RetryPolicy(on=[KeyError, ValueError]).on == (KeyError, ValueError)
-
-    def test_refuses_what_is_no_error(self):
-        with pytest.raises(ConfigurationError, match="pass exception classes"):
-            RetryPolicy(on=("ValueError",))
-
-
 class TestHandler:
     def test_that_closes_its_connection_has_failed(self):
         consumer(Placed, group="cart", retry=NO_RETRY)(lambda message, context: connection.close())
@@ -228,9 +217,7 @@ class TestHandler:
 
 
 class TestAlert:
-    def test_whose_listener_breaks_the_database_costs_no_count(self, settings):
-        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
-
+    def test_whose_listener_breaks_the_database_costs_no_count(self, fifo):
         def break_database(**said):
             with connection.cursor() as cursor:
                 cursor.execute("SELECT 1 / 0")

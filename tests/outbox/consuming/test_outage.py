@@ -1,7 +1,5 @@
 """The database goes away in the middle: nothing is lost, nothing is applied twice, the worker goes on."""
 
-from __future__ import annotations
-
 import threading
 import time
 from datetime import timedelta

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from outbox import RetryPolicy, consumer
@@ -32,6 +30,7 @@ class TestUnreadable:
         takes_placed()
 
         assert handle(group("cart"), delivery(Placed(""), body=body)).outcome is Outcome.DEAD_LETTER
+        assert "does not fit" in errors()[0]
 
     def test_body_of_a_newer_version_waits_for_newer_code(self):
         takes_placed(retry=RetryPolicy(limit=0))

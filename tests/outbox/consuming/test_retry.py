@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -17,11 +15,17 @@ class TestRetry:
             ({"jitter": 2}, r"RetryPolicy\(limit=16, jitter=2\) is not valid: .*jitter a number from 0 to 1"),
             ({"delays": []}, "pass at least one timedelta"),
             ({"delays": [timedelta(seconds=-1)]}, "none below zero"),
+            ({"limit": "3"}, "limit must be an integer"),
+            ({"delays": [5]}, "is not valid"),
+            ({"on": ("ValueError",)}, "pass exception classes"),
         ],
     )
     def test_refuses_what_is_no_policy(self, policy, text):
         with pytest.raises(ConfigurationError, match=text):
             RetryPolicy(**policy)
+
+    def test_takes_a_list_of_errors(self):
+        assert RetryPolicy(on=[KeyError, ValueError]).on == (KeyError, ValueError)
 
     def test_has_rocketmqs_delays(self):
         policy = RetryPolicy(jitter=0)

@@ -1,10 +1,9 @@
 """Two releases of a group side by side: what one has a handler for and the other has not is deferred for it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
+from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from outbox import consumer, database
@@ -85,12 +84,21 @@ class TestOtherRelease:
 
         assert handle(group("cart"), delivery(Cancelled("A1"), topic="elsewhere")).outcome is Outcome.IGNORED
 
-    def test_has_been_silent_for_minutes_since_its_handler_is_at_work(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("process", "outcome"),
+        [
+            ({"beat_at": Now() - timedelta(minutes=10)}, Outcome.DEFERRED),  # its handler is at work
+            ({"beat_at": "2020-01-01T00:00:00Z"}, Outcome.IGNORED),
+            ({"consumer_group": "points"}, Outcome.IGNORED),
+        ],
+        ids=["silent for minutes", "silent for long", "of another group"],
+    )
+    def test_counts_while_one_of_its_processes_may_live(self, monkeypatch, process, outcome):
         takes(Placed)
         other_release(monkeypatch, Placed, Cancelled)
-        Process.objects.update(beat_at=now() - timedelta(minutes=10))
+        Process.objects.update(**process)
 
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.DEFERRED
+        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is outcome
 
     def test_has_been_silent_as_long_as_this_one_since_the_database_was_away(self, monkeypatch):
         takes(Placed)
@@ -102,20 +110,6 @@ class TestOtherRelease:
         subscriptions.beat(group("cart"), "default")
 
         assert handle(group("cart"), delivery(Cancelled("A2"))).outcome is Outcome.DEFERRED
-
-    def test_has_been_silent_for_long(self, monkeypatch):
-        takes(Placed)
-        other_release(monkeypatch, Placed, Cancelled)
-        Process.objects.update(beat_at="2020-01-01T00:00:00Z")
-
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
-
-    def test_is_of_another_group(self, monkeypatch):
-        takes(Placed)
-        other_release(monkeypatch, Placed, Cancelled)
-        Process.objects.update(consumer_group="points")
-
-        assert handle(group("cart"), delivery(Cancelled("A1"))).outcome is Outcome.IGNORED
 
 
 class TestMessageOfTheOtherRelease:
@@ -206,8 +200,7 @@ def test_subscriptions_of_a_group_name_topic_subject_and_tag():
     assert [text.split("\x1f") for text in found] == [["orders", "tests.Placed", "a"], ["orders", "tests.Placed", "b"]]
 
 
-def test_messages_of_another_release_keep_their_place_in_a_key(monkeypatch, settings):
-    settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {**settings.OUTBOX["TOPICS"], "orders": {"TYPE": "fifo"}}}
+def test_messages_of_another_release_keep_their_place_in_a_key(monkeypatch, fifo):
     handled: list[str] = []
     consumer(Placed, group="cart")(lambda message, context: handled.append(message.invoice))
     other_release(monkeypatch, Placed, Cancelled)

@@ -1,7 +1,5 @@
 """Transactions that are certainly committed when they return, on connections in any state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 

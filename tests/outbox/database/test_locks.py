@@ -1,7 +1,5 @@
 """Each advisory lock has a number of its own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """After a scan, a consumer reads the queues that notifications name, and does not scan for each message."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """What each class of PostgreSQL's errors means for a send: the table of docs/guarantees.md, row by row. Needs no server."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 from psycopg import errors

@@ -1,7 +1,5 @@
 """The embedded broker, which asks at once, beside a memory broker with faults on demand; and real transactions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any

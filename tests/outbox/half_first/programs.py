@@ -1,7 +1,5 @@
 """Starts the program, on the test's database."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The commit of the half message at the broker, after the database's commit."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

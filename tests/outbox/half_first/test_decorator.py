@@ -1,7 +1,5 @@
 """What @transactional(half_first=...) takes: each shape of view, and coroutine functions."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """An exception that is not the database's, at any place of a transaction that goes half first: what is committed is shown."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

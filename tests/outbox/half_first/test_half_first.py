@@ -1,7 +1,5 @@
 """The canonical order, in one process, on the embedded broker; and each way in which it does not go well."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A real process, killed with SIGKILL at each step. Check-back and sweep end what it left, whichever comes first."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

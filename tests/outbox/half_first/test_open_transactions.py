@@ -1,7 +1,5 @@
 """The open transaction behind a half message, as the admin's pages show it; over real connections."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

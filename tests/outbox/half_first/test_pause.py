@@ -1,7 +1,5 @@
 """Half first to a topic that an operator has paused."""
 
-from __future__ import annotations
-
 import pytest
 from django.contrib.auth.models import Group
 from django.db import connections, transaction

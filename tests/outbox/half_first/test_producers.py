@@ -1,7 +1,5 @@
 """The brokers of a process: lent to one transaction each, or shared by all; kept, never shared with a child."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

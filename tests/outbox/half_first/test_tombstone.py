@@ -1,7 +1,5 @@
 """The row of a half-first message and a tombstone, over two real connections; the naive look-up is the control that loses."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

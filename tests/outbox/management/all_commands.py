@@ -1,7 +1,5 @@
 """Runs each command on the database of DATABASE_URL, in one process; prints what became of each as a line of JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

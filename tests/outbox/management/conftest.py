@@ -1,7 +1,5 @@
 """Real relay processes on the test's database."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

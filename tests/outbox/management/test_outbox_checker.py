@@ -1,7 +1,5 @@
 """The long-running checker, where there is nothing for it to do. It works in tests/outbox/brokers/rocketmq/test_relay.py."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.management import CommandError, call_command
 

@@ -1,7 +1,5 @@
 """`outbox_forget`: drop what waits for a group whose code was removed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """`outbox_topics` on the embedded broker. What servers answer is tested with each of them, in tests/outbox/brokers."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

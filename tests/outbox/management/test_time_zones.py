@@ -1,7 +1,5 @@
 """Each command on a database with work of each kind, in a project whose ORM returns times with a zone, and in one without."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

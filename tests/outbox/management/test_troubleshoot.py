@@ -1,7 +1,5 @@
 """docs/how-to/troubleshoot.md: its commands run, its quotes are from the code, and there are its findings."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Each command on a database that was not migrated, is away, or is a real replica: an exit code and a sentence, no traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

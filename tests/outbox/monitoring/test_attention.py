@@ -23,6 +23,7 @@ from outbox.relay.rounds import MISCONFIGURED_RETRY
 from outbox.schedule import beat_schedule
 from outbox.testing.factories import DeferredFactory, FailedDeliveryFactory
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+from tests.outbox.monitoring.times import ago
 
 pytestmark = pytest.mark.django_db
 
@@ -58,6 +59,18 @@ def read(settings):
 
 
 @pytest.fixture
+def schedule(monkeypatch):
+    """Give Celery's beat a schedule of ours."""
+
+    def schedule(**options):
+        app = celery.Celery("project", set_as_current=False)
+        app.conf.beat_schedule = beat_schedule(**options)
+        monkeypatch.setattr(celery, "current_app", app)
+
+    return schedule
+
+
+@pytest.fixture
 def relay():
     return a_process("relay")
 
@@ -65,10 +78,6 @@ def relay():
 @pytest.fixture
 def cart():
     consumer(Parcel, group="cart")(lambda message, context: None)
-
-
-def ago(**time):
-    return datetime.now(UTC) - timedelta(**time)
 
 
 def a_process(kind, *, broker="default", silent=0, age=60, **fields):
@@ -238,10 +247,8 @@ class TestProcesses:
         assert read() == []
 
     @pytest.mark.parametrize(("silent", "found"), [(60, []), (70, ["outbox.no_relay"])])
-    def test_miss_a_relay_of_celerys_when_beat_has_called_twice(self, read, silent, found, monkeypatch):
-        app = celery.Celery("project", set_as_current=False)
-        app.conf.beat_schedule = beat_schedule(sweep=timedelta(seconds=30))
-        monkeypatch.setattr(celery, "current_app", app)
+    def test_miss_a_relay_of_celerys_when_beat_has_called_twice(self, read, silent, found, schedule):
+        schedule(sweep=timedelta(seconds=30))
         a_process("relay", silent=silent, note="celery")
 
         assert [one.id for one in read()] == found
@@ -284,11 +291,9 @@ class TestADatabase:
 
 class TestWakeupsByCelery:
     @pytest.fixture(autouse=True)
-    def _app(self, settings, monkeypatch):
+    def _app(self, settings, schedule):
         settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": True}
-        app = celery.Celery("project", set_as_current=False)
-        app.conf.beat_schedule = beat_schedule()
-        monkeypatch.setattr(celery, "current_app", app)
+        schedule()
 
     def test_that_no_worker_takes_are_named(self, read, relay):
         MessageRowFactory(id=message_id(ago(minutes=2)))
@@ -411,10 +416,8 @@ class TestGroups:
         assert one.error == "Its queues have another x-max-length."
 
     @pytest.mark.parametrize("silent", [5, 15])
-    def test_name_a_consumer_of_celerys_that_beat_no_longer_calls(self, read, monkeypatch, silent):
-        app = celery.Celery("project", set_as_current=False)
-        app.conf.beat_schedule = beat_schedule()  # without the group, which is in this project's code
-        monkeypatch.setattr(celery, "current_app", app)
+    def test_name_a_consumer_of_celerys_that_beat_no_longer_calls(self, read, schedule, silent):
+        schedule()  # without the group, which is in this project's code
         a_consumer(note="celery", silent=silent)
         a_backlog("a")
 
@@ -588,10 +591,8 @@ class TestGroups:
         assert (one.id, one.obj) == ("outbox.misconfigured", "group 'cart'")
         assert one.msg.startswith("The broker no longer knows the group in topic 'parcels': its queue was deleted")
 
-    def test_name_celery_where_its_beat_starts_the_consumers(self, read, monkeypatch):
-        app = celery.Celery("project", set_as_current=False)
-        app.conf.beat_schedule = beat_schedule(consume=["cart"])
-        monkeypatch.setattr(celery, "current_app", app)
+    def test_name_celery_where_its_beat_starts_the_consumers(self, read, schedule):
+        schedule(consume=["cart"])
         a_backlog("a")
 
         [one] = [one for one in read() if one.id == "outbox.no_consumer"]

@@ -1,7 +1,5 @@
 """Sessions that keep others from the outbox: each tool answers in time, and names them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -20,12 +20,9 @@ from outbox.monitoring import metrics
 from outbox.monitoring.metrics import OutboxCollector
 from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
+from tests.outbox.monitoring.times import ago
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
-
-
-def ago(**time):
-    return datetime.now(UTC) - timedelta(**time)
 
 
 class Parcel(Message):

@@ -1,7 +1,5 @@
 """Stored messages, as the code of the next release reads them."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from contextlib import closing

@@ -40,18 +40,11 @@ def only(message, what, who=None):
     return moment
 
 
-def a_half(message, **fields):
+def embedded(model, message, **fields):
+    """Store a message or a half message in the embedded broker."""
     topic = EmbeddedTopic.objects.create(id=topic_number("told"), name="told", type="transaction", queues=1)
-    shared = {
-        "topic_id": topic.id,
-        "queue": 0,
-        "message_id": str(message.id),
-        "source": "s",
-        "key": "",
-        "tag": "",
-        "headers": "{}",
-    }
-    return EmbeddedHalf.objects.create(**shared, body=b"", token="", born_at=at(1), ask_at=at(2), **fields)
+    texts = {"message_id": str(message.id), "source": "s", "key": "", "tag": "", "headers": "{}"}
+    return model.objects.create(topic_id=topic.id, queue=0, body=b"", **texts, **fields)
 
 
 class TestReadTimeline:
@@ -226,24 +219,13 @@ class TestReadTimeline:
         assert only(message, "Dead").text == "too large"
 
     def test_tells_what_the_embedded_broker_made_visible(self, message):
-        topic = EmbeddedTopic.objects.create(id=topic_number("told"), name="told", type="transaction", queues=1)
-        EmbeddedMessage.objects.create(
-            topic_id=topic.id,
-            queue=0,
-            pos=1,
-            message_id=str(message.id),
-            source="s",
-            key="",
-            tag="",
-            headers="{}",
-            body=b"",
-            stored_at=at(1),
-        )
+        embedded(EmbeddedMessage, message, pos=1, stored_at=at(1))
 
         assert moments(message)[1:] == [("Delivered", "broker")]
 
     def test_tells_of_a_half_that_was_asked_about_and_rolled_back(self, message):
-        a_half(message, id=77, state=HalfState.ROLLED_BACK, ended_at=at(4), asked=1)
+        times = {"born_at": at(1), "ask_at": at(2), "ended_at": at(4)}
+        embedded(EmbeddedHalf, message, id=77, token="", state=HalfState.ROLLED_BACK, asked=1, **times)
         CheckBackFactory(message_id=str(message.id), half_id="77", answer="ROLLBACK", reason="released", answered_at=at(3))
 
         assert [what for what, _ in moments(message)[1:]] == [

@@ -12,6 +12,7 @@ from outbox.monitoring.why import why
 from outbox.testing.factories import DeferredFactory
 from tests.factories import BatchFactory, DelayedFactory, MessageRowFactory, TicketFactory, TopicFactory, message_id
 from tests.outbox.consuming.messages import Placed
+from tests.outbox.monitoring.times import ago
 
 pytestmark = pytest.mark.django_db
 
@@ -31,8 +32,8 @@ def ask():
     return lambda message_id: why(database.raw("default"), message_id)
 
 
-def ago(**time):
-    return datetime.now(UTC) - timedelta(**time)
+def a_consumer(group="cart", **fields):
+    return Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group=group, **fields)
 
 
 def ahead(**time):
@@ -220,10 +221,7 @@ class TestSent:
         Inbox.objects.create(consumer_group="cart", idempotency_key="k", message_id=message, topic="orders")
         about = {"consumer_group": "mail", "idempotency_key": "j", "topic": "orders", "lane": 1, "number": 1}
         Inbox.objects.create(message_id=message_id(), **about)
-        subscriptions = ["orders\x1fshop.Billed\x1f*"]
-        Process.objects.create(
-            kind="consumer", host="h", pid=1, broker="default", consumer_group="mail", subscriptions=subscriptions
-        )
+        a_consumer("mail", subscriptions=["orders\x1fshop.Billed\x1f*"])
 
         assert ask(message) == "It was sent, and every known group has handled it."
 
@@ -239,20 +237,13 @@ class TestSent:
         )
 
     def test_to_a_group_that_has_not_come_to_it(self, message, ask):
-        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        a_consumer()
 
         assert ask(message) == "It was sent. Group 'cart' has not handled it yet."
 
     def test_to_a_group_whose_handler_is_running(self, message, ask):
         about = {"topic": "orders", "message_id": str(message), "handler": "shop.ship", "limit_seconds": None}
-        Process.objects.create(
-            kind="consumer",
-            host="h",
-            pid=1,
-            broker="default",
-            consumer_group="cart",
-            handling={**about, "seconds": 70.0},
-        )
+        a_consumer(handling={**about, "seconds": 70.0})
 
         assert ask(message).startswith(
             "It was sent. Group 'cart' has been handling it for 70 s, with shop.ship. Group 'cart', since "
@@ -260,14 +251,7 @@ class TestSent:
         assert f"(outbox.group_stuck) shop.ship has been handling message {message} of topic 'orders' for 70 s." in ask(message)
 
     def test_to_a_group_whose_consumer_fails(self, message, ask):
-        Process.objects.create(
-            kind="consumer",
-            host="h",
-            pid=1,
-            broker="default",
-            consumer_group="cart",
-            errors={"consumer": "permission denied for table outbox_inbox"},
-        )
+        a_consumer(errors={"consumer": "permission denied for table outbox_inbox"})
 
         assert ask(message).startswith(
             "It was sent. Group 'cart': (outbox.process_fails) The consumer of process h:1 fails. permission denied "
@@ -291,7 +275,7 @@ class TestSent:
         ],
     )
     def test_to_a_group_that_has_deferred_it(self, message, ask, fields, says):
-        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        a_consumer()
         DeferredFactory(consumer_group="cart", message_id=message, **fields)
 
         assert ask(message) == f"It was sent. Group 'cart': {says}"
@@ -306,7 +290,7 @@ class TestSent:
         )
 
     def test_to_a_group_where_it_waits_behind_another_one(self, message, ask):
-        Process.objects.create(kind="consumer", host="h", pid=1, broker="default", consumer_group="cart")
+        a_consumer()
         DeferredFactory(consumer_group="cart", order_key="cart orders 7", dead=True)
         head = DeferredFactory(consumer_group="cart", order_key="cart orders 7")
         DeferredFactory(consumer_group="cart", order_key="cart orders 7", message_id=message, asleep=True)

@@ -1,7 +1,5 @@
 """Audits whose job is a stand-in, and an archive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path

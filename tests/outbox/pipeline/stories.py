@@ -1,7 +1,5 @@
 """Messages on their real way: published, relayed, handled."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

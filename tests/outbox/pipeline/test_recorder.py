@@ -1,7 +1,5 @@
 """The recorder on the memory broker: what it writes down, and how far it says that it has come."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """An exception that is not the database's, at any place of a transaction: who hears of no error finds all of it committed."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Wakeups that no worker of Celery takes, at a real Redis and a real RabbitMQ."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

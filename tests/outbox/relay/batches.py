@@ -1,7 +1,5 @@
 """Batches in the memory of a relay, made from stored ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from outbox.batches.batch import BatchSendResult, ClaimedBatch, PreparedBatch, SplitReason, Unaccepted

@@ -1,14 +1,13 @@
-"""Helpers for tests of claims."""
+"""Helpers for tests of claims, and of what was sent of them."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from outbox import database
-from outbox.models import MessageRow, Topic
+from outbox.brokers.memory import MemoryBroker
+from outbox.models import MessageRow, Ticket, Topic
 from outbox.relay.claims import Claims
 from tests.factories import MessageRowFactory
 
@@ -27,3 +26,12 @@ def late_ticket(connection: database.Connection, topic: Topic) -> Iterator[Messa
         message = MessageRowFactory(topic=topic)
         connection.execute("INSERT INTO outbox_ticket (message_id, topic_id) VALUES (%s, %s)", [message.id, topic.id])
         yield message
+
+
+def ids(tickets: Iterable[Ticket]) -> list[str]:
+    return [str(ticket.message_id) for ticket in tickets]
+
+
+def shown(broker: MemoryBroker, topic: Topic) -> list[str]:
+    """Return the ids of the messages that the broker shows in a topic, in their order."""
+    return [message.message_id for message in broker.visible(topic.name)]

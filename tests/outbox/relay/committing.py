@@ -1,12 +1,10 @@
 """Helpers for tests of commits: send half messages, claim a batch again, read ends."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from outbox import database
 from outbox.batches.batch import BatchSendResult
-from outbox.brokers.base import Ended
+from outbox.brokers.base import Ended, HalfRef
 from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch
 from outbox.outages import Backoff
@@ -27,3 +25,7 @@ def take_over(batch, **fields) -> None:
 
 def ended(broker: MemoryBroker) -> list[Ended | None]:
     return [half.ended for half in broker.halves()]
+
+
+def half_of(broker: MemoryBroker, batch: Batch, position: int = 1) -> HalfRef:
+    return HalfRef(broker.halves()[0].message.topic, batch.half_ids[position - 1], str(batch.message_ids[position - 1]))

@@ -1,7 +1,5 @@
 """Fixtures for relays with the memory broker, on Django's connection or on connections of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,19 +19,10 @@ from outbox.relay.breaker import Breakers, Budget
 from outbox.relay.commit import Committer
 from outbox.relay.rounds import Relay
 from outbox.relay.splitter import Splitter
+from tests.clock import Clock
 from tests.factories import TicketFactory, TopicFactory, stored
 
 LANE = 1
-
-
-@dataclass
-class Clock:
-    """A clock in seconds, which a test advances."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -79,6 +68,14 @@ def connect() -> Iterator[Callable[[], database.Connection]]:
     yield connect
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture
+def own() -> Iterator[database.Connection]:
+    """A connection of the test's own; with it ends what relays have announced."""
+    with database.connect("default") as own:
+        yield own
+        own.execute("DELETE FROM outbox_wakeup")
 
 
 @pytest.fixture

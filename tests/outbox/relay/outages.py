@@ -1,7 +1,5 @@
 """Helpers that open breakers, as an outage does."""
 
-from __future__ import annotations
-
 from outbox.relay.breaker import Breakers, BreakerState
 
 

@@ -1,7 +1,5 @@
 """Claims, on Django's connection; tests with two relays have two connections."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -15,11 +13,7 @@ from outbox.models import Batch, Lane, State, Ticket
 from outbox.relay import claims as claims_module
 from outbox.relay.claims import MANY_TOPICS, FullScanTimer
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
-from tests.outbox.relay.claiming import LEASE, claims
-
-
-def ids(tickets: list[Ticket]) -> list[str]:
-    return [str(ticket.message_id) for ticket in tickets]
+from tests.outbox.relay.claiming import LEASE, claims, ids
 
 
 def tickets_read(plan: dict[str, Any]) -> int:

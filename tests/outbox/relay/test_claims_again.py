@@ -1,7 +1,5 @@
 """Batches that were released, or whose relay died, are claimed again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Claims of the few new messages of a topic, which load the messages, too."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox import database
@@ -10,13 +8,9 @@ from outbox.models import Batch, Lane, MessageRow, State, Ticket, Topic
 from outbox.relay.breaker import Budget
 from outbox.relay.send import slices
 from tests.factories import MessageRowFactory, TicketFactory, TopicFactory, stored
-from tests.outbox.relay.claiming import claims, late_ticket
+from tests.outbox.relay.claiming import claims, ids, late_ticket
 
 SLICE_BYTES = 1 << 20
-
-
-def ids(tickets: list[Ticket]) -> list[str]:
-    return [str(ticket.message_id) for ticket in tickets]
 
 
 def bodies(batch: object, slice_bytes: int = SLICE_BYTES) -> list[list[bytes | None]]:

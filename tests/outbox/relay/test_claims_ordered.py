@@ -1,7 +1,5 @@
 """Claims of ordered topics: one batch of a key at a time."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,12 +8,8 @@ from outbox.batches.claim import LOCK_ORDER
 from outbox.models import Batch, State, Ticket, Topic
 from outbox.relay import claims as claims_module
 from tests.factories import BatchFactory, TicketFactory, TopicFactory
-from tests.outbox.relay.claiming import claims
+from tests.outbox.relay.claiming import claims, ids
 from tests.waiting import wait_until_it_blocks
-
-
-def ids(tickets: list[Ticket]) -> list[str]:
-    return [str(ticket.message_id) for ticket in tickets]
 
 
 @pytest.mark.django_db

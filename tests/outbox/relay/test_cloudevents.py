@@ -1,7 +1,5 @@
 """The headers, key and token of an outgoing message."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import msgspec

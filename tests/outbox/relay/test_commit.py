@@ -1,7 +1,5 @@
 """Commits and their results; each fence is tested with a batch that another relay has claimed."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The number of statements in a round, which is the same for hundreds of messages as for a few."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable
@@ -32,21 +30,14 @@ def statements_of(work: Callable[[], object]) -> int:
 
 class TestARound:
     @pytest.mark.parametrize(("topics", "each"), [(1, 2), (1, 60), (4, 40)])
-    def test_of_one_phase_is_the_same_few_statements_for_all_messages(self, relay: Relay, make_topic, topics, each):
+    @pytest.mark.parametrize(("kind", "decisions"), [("normal", 0), ("transaction", 1)], ids=["one phase", "two phases"])
+    def test_is_the_same_few_statements_and_a_decision_for_each_batch_of_halves(
+        self, relay: Relay, make_topic, kind, decisions, topics, each
+    ):
         for _ in range(topics):
-            TicketFactory.create_batch(each, topic=make_topic())
+            TicketFactory.create_batch(each, topic=make_topic(kind))
 
         statements = statements_of(relay.step)
 
         assert relay.total.sent == topics * each
-        assert statements <= ONCE
-
-    @pytest.mark.parametrize(("topics", "each"), [(1, 2), (1, 60), (4, 40)])
-    def test_of_two_phases_is_one_decision_more_for_each_batch(self, relay: Relay, make_topic, topics, each):
-        for _ in range(topics):
-            TicketFactory.create_batch(each, topic=make_topic("transaction"))
-
-        statements = statements_of(relay.step)
-
-        assert relay.total.sent == topics * each
-        assert statements <= ONCE + topics
+        assert statements <= ONCE + decisions * topics

@@ -1,7 +1,5 @@
 """The number of statements for a lone message, which is most of its cost."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +21,6 @@ from tests.waiting import wait_until
 MEMORY = {"default": {"BACKEND": "outbox.brokers.memory.MemoryBroker"}}  # it asks PostgreSQL nothing
 ONE_PHASE = [CLAIM_TOPIC, MARK_SENT]
 TWO_PHASE = [CLAIM_TOPIC, DECIDE, MARK_SENT]
-
-
-@pytest.fixture
-def own() -> Iterator[database.Connection]:
-    with database.connect("default") as own:
-        yield own
-        own.execute("DELETE FROM outbox_wakeup")
 
 
 @contextmanager
@@ -65,9 +56,12 @@ def send_alone() -> None:
 
 @pytest.mark.django_db(transaction=True)
 class TestALoneMessage:
+    @pytest.fixture(autouse=True)
+    def _long_waits(self, monkeypatch):
+        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
+
     @pytest.mark.parametrize(("kind", "statements"), [("normal", ONE_PHASE), ("transaction", TWO_PHASE)])
     def test_costs_a_relay_few_statements(self, monkeypatch, settings, own, kind, statements):
-        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
         settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": kind}}}
         with on_call(monkeypatch, own) as sent:
             send_alone()  # the first one connects
@@ -78,7 +72,6 @@ class TestALoneMessage:
             assert sent == statements * 3
 
     def test_does_not_wait_for_the_maintenance_that_is_due(self, monkeypatch, settings, own):
-        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
         settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": "normal"}}}
         with on_call(monkeypatch, own, maintenance_seconds=0.0) as sent:
             send_alone()
@@ -90,7 +83,6 @@ class TestALoneMessage:
             assert sent[:2] == ONE_PHASE
 
     def test_wakes_one_relay_of_several(self, monkeypatch, settings, own):
-        monkeypatch.setattr(hosts, "IDLE_WAITS", {"shortest": timedelta(seconds=3), "longest": timedelta(seconds=3)})
         settings.OUTBOX = {"BROKERS": MEMORY, "TOPICS": {"alone": {"TYPE": "normal"}}}
         with hosts.open_runner(RelayTarget("default", "default"), note="test") as first:
             thread = threading.Thread(target=first.run)

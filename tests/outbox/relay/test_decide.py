@@ -1,7 +1,5 @@
 """The decision; each fence is tested with a batch that another relay has claimed."""
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 

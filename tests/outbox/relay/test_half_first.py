@@ -1,18 +1,17 @@
 """PREPARED batches of half-first transactions whose process died between the database commit and the broker's commit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from outbox import database
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, Outgoing, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, HalfStatus, Outgoing, SendStatus
 from outbox.brokers.memory import MemoryBroker
 from outbox.message import COMMIT, ROLLBACK, Header, Token
 from outbox.models import Batch, DeadMessage, MessageState, State
 from tests.factories import BatchFactory, MessageRowFactory, stored
+from tests.outbox.relay.committing import half_of
 
 pytestmark = pytest.mark.django_db
 
@@ -44,10 +43,6 @@ def leave(make_topic, broker: MemoryBroker) -> Callable[..., Batch]:
     return leave
 
 
-def half_of(batch: Batch, broker: MemoryBroker) -> HalfRef:
-    return HalfRef(broker.halves()[0].message.topic, batch.half_ids[0], str(batch.message_ids[0]))
-
-
 class TestTheSweep:
     def test_commits_it_where_a_second_end_does_no_harm(self, relay, broker, leave):
         batch = leave()
@@ -59,14 +54,14 @@ class TestTheSweep:
 
     def test_sends_it_again_where_the_broker_rolled_it_back(self, relay, broker, leave):
         batch = leave()
-        broker.end([half_of(batch, broker)], ROLLBACK)
+        broker.end([half_of(broker, batch)], ROLLBACK)
 
         relay.sweep()
         released = stored(batch).state
         relay.drain()
 
         assert released == State.RELEASED
-        [message] = broker.visible(half_of(batch, broker).topic)
+        [message] = broker.visible(half_of(broker, batch).topic)
         assert (message.message_id, message.body) == (str(batch.message_ids[0]), b'{"order_id": 1}')
         assert Header.NUMBER not in message.headers
         token = Token.parse(message.token)
@@ -113,7 +108,7 @@ class TestTheSweepOfStatelessEnds:
 
     def test_finds_it_sent(self, relay, broker, leave):
         batch = leave()
-        broker.end([half_of(batch, broker)], COMMIT)  # the check-back did
+        broker.end([half_of(broker, batch)], COMMIT)  # the check-back did
 
         relay.sweep()
         relay.drain()

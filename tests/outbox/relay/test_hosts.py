@@ -89,13 +89,6 @@ class OnlyOther:
         return db == "other"
 
 
-@pytest.fixture
-def own():
-    with database.connect("default") as own:
-        yield own
-        own.execute("DELETE FROM outbox_wakeup")
-
-
 @pytest.fixture(autouse=True)
 def _no_wakeup(settings):
     settings.OUTBOX = {**settings.OUTBOX, "CELERY_WAKEUP": False}

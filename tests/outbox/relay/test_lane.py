@@ -1,7 +1,5 @@
 """Lanes; each relay has a connection of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.database import Connection

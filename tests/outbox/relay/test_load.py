@@ -1,7 +1,5 @@
 """Loading messages in slices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -71,11 +69,6 @@ class TestSlices:
 
         a, b, c = (batch.id for batch in batches)
         assert places(found) == [[(a, 1), (a, 2)], [(b, 1), (c, 1)], [(c, 2), (c, 3)]]
-
-    def test_skip_positions_that_were_split_off(self):
-        batch = batch_of(MessageRowFactory.create_batch(3), split=[2])
-
-        assert places(load(batch)) == [[(batch.id, 1), (batch.id, 3)]]
 
     def test_give_each_position_its_own_message_whatever_was_split_off_since_the_claim(self):
         """Another relay may have taken the batch over and split it."""

@@ -1,7 +1,5 @@
 """The mark, and batches that are released instead; each fence is tested with a batch that another relay has claimed."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.models import Batch, State

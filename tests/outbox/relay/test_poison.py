@@ -1,7 +1,5 @@
 """One message that the broker never answers: all others are sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,8 +9,9 @@ from outbox.brokers.memory import MemoryBroker
 from outbox.models import Batch, MessageRow, State
 from outbox.relay.breaker import BreakerState
 from outbox.relay.rounds import Relay
+from tests.clock import Clock
 from tests.factories import TicketFactory
-from tests.outbox.relay.conftest import Clock, Topics
+from tests.outbox.relay.conftest import Topics
 from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db

@@ -1,7 +1,5 @@
 """Pruning the inbox: a row is kept while its message may be delivered again."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -161,8 +159,9 @@ class TestTheInbox:
         assert "on broker 'default' are not pruned now: It is restarted." in caplog.text
         assert other.idempotency_key not in left()
 
-    def test_makes_no_broker_that_cannot_tell(self):
-        handled("letters")
+    @pytest.mark.parametrize("topic", ["letters", "forgotten"], ids=["its broker cannot tell", "nobody knows it"])
+    def test_loses_rows_of_topics_without_making_a_broker_that_cannot_tell(self, topic):
+        handled(topic)
 
         assert prune("default", now=NOW).rows["outbox_inbox"] == 1
 
@@ -174,11 +173,6 @@ class TestTheInbox:
         pruned = prune("default", now=NOW)
 
         assert (TellingBroker.asked, pruned.rows["outbox_inbox"]) == (asked, 1)
-
-    def test_loses_rows_of_topics_that_nobody_knows(self):
-        handled("forgotten")
-
-        assert prune("default", now=NOW).rows["outbox_inbox"] == 1
 
     def test_is_walked_through_once_beside_what_stays(self, broker, monkeypatch, asked):
         monkeypatch.setattr("outbox.relay.maintenance.INBOX_SLICE", 10)

@@ -1,7 +1,5 @@
 """A database that refuses what the relay does: a publication without replica identities, a missing permission."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -28,12 +26,6 @@ WHERE n.nspname = current_schema() AND c.relkind = 'r' AND c.relpersistence = 'p
 
 
 @pytest.fixture
-def own() -> Iterator[database.Connection]:
-    with database.connect("default") as own:
-        yield own
-
-
-@pytest.fixture
 def publication(own: database.Connection) -> Iterator[None]:
     """Publish all tables, as Debezium and logical replicas do."""
     own.execute("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -42,7 +34,7 @@ def publication(own: database.Connection) -> Iterator[None]:
 
 
 @pytest.fixture
-def relay(memory_brokers: None) -> Iterator[Callable[[], RelayThread]]:
+def relay(own: database.Connection, memory_brokers: None) -> Iterator[Callable[[], RelayThread]]:
     started: list[RelayThread] = []
 
     def start() -> RelayThread:
@@ -54,8 +46,6 @@ def relay(memory_brokers: None) -> Iterator[Callable[[], RelayThread]]:
     for one in started:
         one.stop()
         one.join(10)
-    with database.connect("default") as own:  # a run that failed has left it
-        own.execute("DELETE FROM outbox_wakeup")
 
 
 def publish() -> None:

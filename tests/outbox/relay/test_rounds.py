@@ -1,7 +1,5 @@
 """The relay: rounds, draining and stopping."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -13,17 +11,10 @@ from outbox.models import Batch, State, Ticket
 from outbox.relay.breaker import BreakerState
 from outbox.relay.claims import Claims
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, TopicFactory, stored
+from tests.outbox.relay.claiming import ids, shown
 from tests.outbox.relay.outages import open_broker, open_for
 
 pytestmark = pytest.mark.django_db
-
-
-def ids(rows: list[Ticket]) -> list[str]:
-    return [str(row.message_id) for row in rows]
-
-
-def shown(broker, topic) -> list[str]:
-    return [message.message_id for message in broker.visible(topic.name)]
 
 
 def claimed_sizes() -> list[int]:
@@ -225,12 +216,6 @@ class TestOutage:
         assert drained.batches == 0
         assert Batch.objects.get().attempt == attempt
         assert Ticket.objects.count() == 1
-
-    def test_claims_nothing_while_the_broker_is_away(self, relay, make_topic):
-        open_broker(relay.breakers)
-        TicketFactory(topic=make_topic())
-
-        assert relay.drain().batches == 0
 
     def test_sends_one_message_as_a_probe(self, relay, broker, make_topic, clock, monkeypatch):
         topic = make_topic()

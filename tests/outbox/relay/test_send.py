@@ -1,14 +1,12 @@
 """Sends, with the memory broker and its faults."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
 
-from outbox import database, signals
+from outbox import database
 from outbox.batches.batch import BatchSendResult, SplitReason
 from outbox.brokers.base import Outgoing, SendResult, SendStatus
 from outbox.brokers.memory import MemoryBroker
@@ -127,18 +125,15 @@ class TestSend:
         assert reasons(result) == {1: SplitReason.UNSURE, 2: SplitReason.UNSURE}
         assert f"{count} results for 2 messages. Batches: [{batch.id}]" in caplog.text
 
-    def test_refuses_a_message_whose_row_is_gone_and_alerts(self, sender, make_topic, caplog):
+    def test_refuses_a_message_whose_row_is_gone_and_alerts(self, sender, make_topic, caplog, alerts):
         row = BatchFactory(topic=make_topic(), size=2)
         MessageRow.objects.filter(pk=row.message_ids[0]).delete()
-        heard = []
-        signals.alert.connect(listen := lambda **kwargs: heard.append(kwargs["details"]))
 
         with caplog.at_level(logging.ERROR):
             result = send(sender, claimed(row))
 
-        assert listen
         assert (reasons(result), result.accepted) == ({1: SplitReason.REFUSED}, {2: ""})
-        assert heard == [{"batch": row.id, "message": str(row.message_ids[0])}]
+        assert [one["details"] for one in alerts] == [{"batch": row.id, "message": str(row.message_ids[0])}]
         assert f"{row.message_ids[0]} of batch {row.id}" in caplog.text
 
     def test_refuses_a_message_whose_headers_cannot_be_read(self, sender, make_topic):

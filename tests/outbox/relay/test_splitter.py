@@ -1,7 +1,5 @@
 """Rows that the splitter writes for messages that were not accepted."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

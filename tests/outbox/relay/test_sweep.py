@@ -1,27 +1,18 @@
 """The sweep where a second end does no harm, and the resend after discard."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from outbox import database
-from outbox.brokers.base import Ended, HalfRef, HalfStatus, SendResult, SendStatus
+from outbox.brokers.base import Ended, HalfStatus, SendResult, SendStatus
 from outbox.message import Resolution
 from outbox.models import Batch, State
 from tests.factories import BatchFactory, TopicFactory, stored
+from tests.outbox.relay.committing import ended, half_of
 from tests.outbox.relay.outages import open_broker
 
 pytestmark = pytest.mark.django_db
-
-
-def half_of(broker, batch: Batch, position: int = 1) -> HalfRef:
-    return HalfRef(broker.halves()[0].message.topic, batch.half_ids[position - 1], str(batch.message_ids[position - 1]))
-
-
-def ended(broker) -> list[Ended | None]:
-    return [half.ended for half in broker.halves()]
 
 
 class TestSweepOfIdempotentEnds:

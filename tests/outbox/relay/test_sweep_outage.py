@@ -1,7 +1,5 @@
 """Open commits after an outage: of thousands of batches of one message, or of a few large batches."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -13,14 +11,11 @@ from outbox.message import Header
 from outbox.models import Batch, State
 from outbox.relay import commit as commit_module
 from tests.factories import message_id
+from tests.outbox.relay.committing import ended
 
 pytestmark = pytest.mark.django_db
 
 WINDOW = timedelta(seconds=2)
-
-
-def ended(broker) -> list[Ended | None]:
-    return [half.ended for half in broker.halves()]
 
 
 LEAVE_OPEN = """

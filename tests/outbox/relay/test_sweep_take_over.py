@@ -1,7 +1,5 @@
 """The sweep where a half message may be ended only once: batches are taken over and looked up first."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,23 +7,16 @@ import pytest
 from outbox import database
 from outbox.batches.operators import replay_messages
 from outbox.batches.take_over import LATE_ENDS
-from outbox.brokers.base import Ended, EndSemantics, HalfRef, HalfStatus, SendResult, SendStatus
+from outbox.brokers.base import Ended, EndSemantics, HalfStatus, SendResult, SendStatus
 from outbox.errors import BrokerUnavailable
 from outbox.message import Resolution
 from outbox.models import Batch, DeadMessage, State
 from tests.factories import stored
+from tests.outbox.relay.committing import ended, half_of
 
 pytestmark = pytest.mark.django_db
 
 WINDOW = timedelta(seconds=2)
-
-
-def half_of(broker, batch: Batch, position: int = 1) -> HalfRef:
-    return HalfRef(broker.halves()[0].message.topic, batch.half_ids[position - 1], str(batch.message_ids[position - 1]))
-
-
-def ended(broker) -> list[Ended | None]:
-    return [half.ended for half in broker.halves()]
 
 
 class TestSweepOfOtherEnds:

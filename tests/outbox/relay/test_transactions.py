@@ -1,7 +1,5 @@
 """A relay whose broker sends in transactions: what a lost answer, a dead relay and a lost marker leave to be settled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,6 +20,7 @@ from outbox.failpoints import FailpointReached
 from outbox.models import Batch, MessageRow, State
 from outbox.relay.rounds import Relay
 from tests.factories import BatchFactory, MessageRowFactory, TicketFactory, stored
+from tests.outbox.relay.claiming import ids, shown
 
 pytestmark = pytest.mark.django_db
 
@@ -69,14 +68,6 @@ def topic(relay: Relay, make_topic: Callable[..., Any]) -> Any:
 def tickets(topic: Any) -> list[Any]:
     """Two messages that wait."""
     return TicketFactory.create_batch(2, topic=topic)
-
-
-def shown(broker: MemoryBroker, topic: Any) -> list[str]:
-    return [message.message_id for message in broker.visible(topic.name)]
-
-
-def ids(tickets: Any) -> list[str]:
-    return [str(ticket.message_id) for ticket in tickets]
 
 
 def marker_of(broker: MemoryBroker, lane: int = 1) -> str | None:

@@ -1,7 +1,5 @@
 """Topics that a new release moves, renames, removes or retypes while messages wait, and relays of both releases run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """An order, and its commit in Django's own transaction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db import transaction

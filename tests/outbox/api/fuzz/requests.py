@@ -1,7 +1,5 @@
 """Requests as anybody may send them."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """What the database holds, and the one right answer to each question about it."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """What tests ask of the real Kafka: topics, all records that readers of committed messages see, and clients of the broker."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Mapping

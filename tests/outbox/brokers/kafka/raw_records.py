@@ -1,7 +1,5 @@
 """Records that the client in Python cannot write, written to the socket of a node."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

@@ -1,7 +1,5 @@
 """The Kafka that asks for a password: what its users may do, and clients of the broker as one of them."""
 
-from __future__ import annotations
-
 import uuid
 from functools import cache
 from typing import Any

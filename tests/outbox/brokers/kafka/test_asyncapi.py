@@ -1,7 +1,5 @@
 """What an AsyncAPI document says about Kafka."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from typing import Any

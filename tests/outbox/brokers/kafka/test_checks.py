@@ -1,7 +1,5 @@
 """What the doctor finds on a real Kafka."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.kafka.broker import KafkaBroker

@@ -1,7 +1,5 @@
 """What the errors of Kafka mean, without a server."""
 
-from __future__ import annotations
-
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 

@@ -1,7 +1,5 @@
 """A relay on a real cluster, while a partition has no leader: what else there is to send is sent."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """OPTIONS of the Kafka broker, which need no server."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.kafka import KafkaBroker

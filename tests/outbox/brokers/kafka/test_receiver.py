@@ -17,6 +17,7 @@ from outbox.brokers.kafka.partition import HeldPartition
 from outbox.brokers.kafka.receiver import GroupMember
 from outbox.errors import BrokerUnavailable
 from outbox.message import TopicSpec, TopicType
+from tests.clock import Clock
 from tests.kafka_node import server
 from tests.outbox.brokers.kafka.cluster import QUIET, SECONDS, create_topic, delete_topic, message, new_source
 from tests.outbox.brokers.kafka.raw_records import produce_with_header
@@ -33,19 +34,9 @@ KIP_848 = {"group.protocol": "consumer"}
 Open = Callable[..., KafkaBroker]
 
 
-class Clock:
-    """A clock of members that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_800_000_000.0)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A real Kafka that refuses: what is said of it, whose messages wait, and that it goes on once somebody has corrected it."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import timedelta
 
@@ -67,11 +65,23 @@ def sends(broker, source, messages) -> bool:
 
 
 class TestConnection:
-    def test_with_a_wrong_password_names_the_setting(self, source):
-        broker = open_broker(client={"sasl.password": "wrong"})
-
-        with pytest.raises(BrokerMisconfigured, match=r"Invalid username or password.*password in OPTIONS\[\"CLIENT\"\]"):
-            broker.open_lane(source, LANE)
+    @pytest.mark.parametrize(
+        ("client", "error", "text"),
+        [
+            ({"sasl.password": "wrong"}, BrokerMisconfigured, r'Invalid username or password.*password in OPTIONS\["CLIENT"\]'),
+            ({"sasl.mechanism": "SCRAM-SHA-256"}, BrokerMisconfigured, 'supported mechanisms: PLAIN.*Correct "sasl.mechanism"'),
+            (
+                {"security.protocol": "SASL_SSL"},
+                BrokerUnavailable,
+                'connecting to a PLAINTEXT broker listener.*"security.protocol"',
+            ),
+            ({"security.protocol": "PLAINTEXT"}, BrokerUnavailable, '"security.protocol" in OPTIONS'),
+        ],
+        ids=["wrong password", "another mechanism", "tls to a port without", "no tls and no password"],
+    )
+    def test_that_the_server_refuses_names_the_setting(self, source, client, error, text):
+        with pytest.raises(error, match=text):
+            open_broker(client=client).open_lane(source, LANE)
 
     def test_with_a_wrong_password_sends_nothing_and_refuses_no_message(self):
         topic = create_topic()
@@ -81,24 +91,6 @@ class TestConnection:
 
         assert result.status is UNAVAILABLE
         assert 'password in OPTIONS["CLIENT"]' in result.reason
-
-    def test_with_another_mechanism_names_those_of_the_server(self, source):
-        broker = open_broker(client={"sasl.mechanism": "SCRAM-SHA-256"})
-
-        with pytest.raises(BrokerMisconfigured, match=r"supported mechanisms: PLAIN.*Correct \"sasl.mechanism\""):
-            broker.open_lane(source, LANE)
-
-    def test_with_tls_to_a_port_without_says_so(self, source):
-        broker = open_broker(client={"security.protocol": "SASL_SSL"})
-
-        with pytest.raises(BrokerUnavailable, match=r"connecting to a PLAINTEXT broker listener.*\"security.protocol\""):
-            broker.open_lane(source, LANE)
-
-    def test_without_tls_or_password_to_a_port_that_asks_for_them_names_the_setting(self, source):
-        broker = open_broker(client={"security.protocol": "PLAINTEXT"})
-
-        with pytest.raises(BrokerUnavailable, match=r"\"security.protocol\" in OPTIONS"):
-            broker.open_lane(source, LANE)
 
 
 class TestLane:

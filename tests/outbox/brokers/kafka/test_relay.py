@@ -1,7 +1,5 @@
 """A relay on a real Kafka that dies at each point of a round: one copy of each message, as a reader of committed ones counts."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

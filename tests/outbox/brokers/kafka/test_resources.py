@@ -1,7 +1,5 @@
 """`outbox_topics` on real Kafkas: what is created, what is different, and what a cluster refuses."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import uuid

@@ -1,7 +1,5 @@
 """`outbox_seek`: a group of the real Kafka goes on at another place."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Reports of deliveries, by a stand-in for the client: the queue of a real one is full only sometimes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A relay whose link to Kafka passes 1 MB a second."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -1,12 +1,10 @@
 """Transactions on a real Kafka: what readers see, and which answers leave a lane open."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from outbox.brokers.base import Outgoing, SendStatus
 from outbox.brokers.capabilities import TransactionalSends
@@ -365,17 +363,3 @@ def _run_forked(work) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-class TestOneWithTheSameId:
-    def test_is_fenced_out_as_the_client_says(self, source):
-        """The rule on which all rests: of two producers with one transactional id, only the newer one commits."""
-        settings = {"bootstrap.servers": server().address, "transactional.id": f"test.{source[-12:]}", "log_level": 0}
-        older, newer = Producer(settings), Producer(settings)
-        older.init_transactions(30)
-        older.begin_transaction()
-        newer.init_transactions(30)
-
-        older.produce(create_topic(), b"x")
-        with pytest.raises(KafkaException, match="fenced"):
-            older.commit_transaction(10)

@@ -109,16 +109,6 @@ class TestDuplicate:
         assert broker.copies("m") == 2
 
 
-class TestDiscardHalves:
-    def test_gives_undecided_halves_up(self, broker: MemoryBroker):
-        given = ref(broker)
-
-        assert broker.discard_halves() == 1
-
-        assert broker.end([given], COMMIT)[0].ended is Ended.DISCARDED
-        assert broker.copies("m") == 0
-
-
 class TestName:
     def test_is_shared_by_brokers_of_one_name_only(self):
         ours, same, other = (MemoryBroker("default", {"NAME": name}, TOPICS) for name in ("a", "a", "b"))

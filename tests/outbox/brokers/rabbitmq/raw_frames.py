@@ -1,7 +1,5 @@
 """Messages that py-amqp does not write, written as frames to its socket."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 

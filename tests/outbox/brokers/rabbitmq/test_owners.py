@@ -4,8 +4,6 @@ Two projects, each with a database of its own, and a queue whose name is too lon
 What holds for every name is in tests/contracts/test_owners.py.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing

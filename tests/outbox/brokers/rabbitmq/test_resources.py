@@ -1,7 +1,5 @@
 """What `outbox_topics` finds and creates at a real RabbitMQ."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -40,12 +38,6 @@ def open_with() -> Iterator[OpenWith]:
     yield open_with
     for broker in opened:
         broker.close()
-
-
-@pytest.fixture
-def channel() -> Iterator[amqp.Channel]:
-    with amqp.Connection(server().address) as connection:
-        yield connection.channel()
 
 
 @pytest.fixture

@@ -59,25 +59,21 @@ class TestGoodServer:
 
 
 class TestNode:
-    def test_that_is_too_old_is_named(self):
-        text = the_one(list(problems_of_node("rabbit-1:5672", properties(version="3.9.29"), 131_072)))
-
-        assert "Node rabbit-1:5672 runs RabbitMQ 3.9.29, but 3.10 is needed" in text
+    @pytest.mark.parametrize(
+        ("fields", "text"),
+        [
+            ({"version": "3.9.29"}, "Node rabbit-1:5672 runs RabbitMQ 3.9.29, but 3.10 is needed"),
+            ({"product": "Other", "version": "2.1"}, "is Other 2.1, not RabbitMQ"),
+            *(({"capabilities": {**CAPABLE, name: False}}, f"does not offer {name}") for name in CAPABLE),
+        ],
+        ids=["too old", "another product", *CAPABLE],
+    )
+    def test_that_is_not_enough_is_named(self, fields, text):
+        assert text in the_one(list(problems_of_node("rabbit-1:5672", properties(**fields), 131_072)))
 
     @pytest.mark.parametrize("version", ["3.10.0", "3.13.7", "4.1.0"])
     def test_that_is_new_enough_is_fine(self, version):
         assert list(problems_of_node("rabbit-1:5672", properties(version=version), 131_072)) == []
-
-    def test_of_another_product_is_named(self):
-        text = the_one(list(problems_of_node("rabbit-1:5672", properties(product="Other", version="2.1"), 131_072)))
-
-        assert "is Other 2.1, not RabbitMQ" in text
-
-    @pytest.mark.parametrize("name", CAPABLE)
-    def test_without_a_capability_is_named(self, name):
-        text = the_one(list(problems_of_node("rabbit-1:5672", properties(capabilities={**CAPABLE, name: False}), 131_072)))
-
-        assert f"does not offer {name}" in text
 
     def test_with_small_frames_is_named(self, open_broker: Open, tmp_path):
         with RabbitMQ(tmp_path / "small", settings="frame_max = 8192\n") as node:

@@ -1,7 +1,5 @@
 """The outbox on a real RabbitMQ, from publish() to the handlers' rows; relay and consumer in the threads of the test."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """A relay whose link to RabbitMQ passes 1 MB a second."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A certificate for a stub."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

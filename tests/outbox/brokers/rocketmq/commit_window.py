@@ -4,8 +4,6 @@ A relay whose broker is killed while half messages are committed, again and agai
 What a broker shows in the end is counted in its own log.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

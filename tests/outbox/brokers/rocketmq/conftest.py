@@ -1,7 +1,5 @@
 """The harness of the contract, on a server that asks about half messages after a second."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +13,7 @@ from outbox.check_backs.loop import Checker
 from outbox.failpoints import VARIABLE, FailpointReached
 from outbox.message import TopicType
 from outbox.relay.rounds import Relay
+from tests.clock import Clock
 from tests.contracts.acts import Acts
 
 HERE = Path(__file__).parent
@@ -109,6 +108,12 @@ def server(figure: Callable[[str, float], None]) -> object:
 
     figure("seconds till the server was ready", server().ready_after)
     return server()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that stands until it is moved on, whereas a machine may stall for seconds."""
+    return Clock()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What the server's log holds: each copy is counted, also one that no consumer was handed. And whom the server may ask."""
 
-from __future__ import annotations
-
 import json
 
 from outbox.brokers.rocketmq.remoting.frames import RemotingError

@@ -1,7 +1,5 @@
 """The log of a stubbed broker: messages and half messages one behind the other, and an index of their keys."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A broker's own port that answers as it is told, and a name server in one, for what a real one cannot be made to do."""
 
-from __future__ import annotations
-
 import json
 import socket
 import socketserver

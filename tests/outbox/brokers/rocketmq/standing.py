@@ -1,7 +1,5 @@
 """Whether a server that has just been started can be used, and takes a half message."""
 
-from __future__ import annotations
-
 from outbox.brokers.base import HalfRef, SendStatus
 from outbox.brokers.rocketmq import RocketMQBroker
 from outbox.errors import BrokerUnavailable

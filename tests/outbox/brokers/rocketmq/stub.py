@@ -1,7 +1,5 @@
 """A gRPC proxy that answers as it is told, for what a real server cannot be made to say. It stores nothing."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

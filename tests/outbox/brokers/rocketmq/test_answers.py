@@ -1,7 +1,5 @@
 """Acknowledgements, renewals and returns that a stub of a proxy refuses, or leaves without an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -50,9 +48,6 @@ class TestAck:
 
         with pytest.raises(BrokerUnavailable, match="connect to"):
             broker.ack(held)
-
-    def test_of_nothing_asks_nothing(self, stub: Stub, broker: Broker):
-        assert broker.ack([]) == []
 
 
 class TestRenew:

@@ -1,7 +1,5 @@
 """What needs attention where the broker is a server: frozen or killed."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A broker of a cluster is killed and stays away: what it holds is settled when it is back, the rest at once, nothing twice."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import Counter

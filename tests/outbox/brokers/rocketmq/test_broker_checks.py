@@ -1,7 +1,5 @@
 """What brokers must be set to, and what they must let us do. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from types import MappingProxyType

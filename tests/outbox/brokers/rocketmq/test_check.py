@@ -1,7 +1,5 @@
 """What the RocketMQ broker says about its options, topics and process."""
 
-from __future__ import annotations
-
 import logging
 import os
 from datetime import timedelta

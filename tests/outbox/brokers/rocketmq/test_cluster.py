@@ -1,7 +1,5 @@
 """A proxy of its own is killed, while the broker behind it lives, and comes back: nothing but check-backs needs it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta

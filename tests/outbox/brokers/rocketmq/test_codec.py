@@ -1,7 +1,5 @@
 """Conversion of messages to RocketMQ's formats and back. Needs no server."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import zlib

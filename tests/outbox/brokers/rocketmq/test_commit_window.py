@@ -4,8 +4,6 @@ A broker killed while half messages are committed: what a relay marks SENT is ne
 `make faults-rocketmq` plays it 100 times, behind a proxy of its own and behind one in the broker's process.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """One connection with many requests under way. Needs no server, but a stub of ours."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What RocketMQ gave up, by its own ways: the topic it came from, its offset, and a broker that is away or denies it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

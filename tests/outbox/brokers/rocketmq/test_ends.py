@@ -5,8 +5,6 @@ All halves take their ways side by side, since each way is waiting; the tests lo
 counted in the server's log by key, where a copy is seen that no consumer was handed.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import defaultdict

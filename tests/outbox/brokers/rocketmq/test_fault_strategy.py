@@ -1,24 +1,11 @@
 """Which proxy or broker is left alone, and how long. Needs no server."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.rocketmq.fault_strategy import FaultStrategy
+from tests.clock import Clock
 
 A, B, C = "broker-a", "broker-b", "broker-c"
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A broker's own port that refuses, stalls and fails as it is told: what becomes of messages. Needs stubs of ours only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any

@@ -4,8 +4,6 @@ A proxy that refuses, stalls and fails as it is told: what becomes of messages. 
 Half messages go this way with UNCONFIRMED_ENDS, one-phase messages where they keep an order or no port is known.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Requests, answers and stored messages as bytes. Needs no server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -88,11 +86,9 @@ class TestDecode:
     def test_reads_an_answer_that_says_little(self):
         assert decode(answer_frame()) == (7, RemotingAnswer(0, "", {}, b""))
 
-    def test_takes_a_request_of_the_brokers_own_for_no_answer(self):
-        assert decode(answer_frame(flag=0, code=39)) == (7, None)
-
-    def test_takes_a_one_way_request_for_no_answer(self):
-        assert decode(answer_frame(flag=2, code=40)) == (7, None)
+    @pytest.mark.parametrize(("flag", "code"), [(0, 39), (2, 40)], ids=["request", "one-way request"])
+    def test_takes_a_request_of_the_brokers_own_for_no_answer(self, flag: int, code: int):
+        assert decode(answer_frame(flag=flag, code=code)) == (7, None)
 
 
 class TestStored:

@@ -1,7 +1,5 @@
 """Half first on a real RocketMQ: the stories of the embedded broker. The server asks by itself, from the sixth second on."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Where half messages stand whose end was not answered. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any

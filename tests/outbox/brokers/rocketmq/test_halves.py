@@ -1,7 +1,5 @@
 """Half messages, ended at the brokers' own ports. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -42,12 +40,6 @@ class TestSend:
         assert first.place == f"broker-a {stored[first.half_id].log_offset} {stored[first.half_id].queue_offset}"
         assert second.place == f"broker-a {stored[second.half_id].log_offset} {stored[second.half_id].queue_offset}"
 
-    def test_takes_the_id_that_was_made_before(self, port: PortStub, open_here: OpenHere):
-        [outcome] = open_here().send_halves([Outgoing("m", TOPIC, b"{}", half_id="m.before")])
-
-        assert outcome.half_id == "m.before"
-        assert [one.properties["UNIQ_KEY"] for one in port.log.messages.values()] == ["m.before"]
-
 
 class TestEnd:
     @pytest.mark.parametrize(
@@ -64,11 +56,6 @@ class TestEnd:
         assert (outcome.status, outcome.ended) == (SendStatus.ACCEPTED, ended)
         assert [(one.half_id, one.kind) for one in port.log.ends] == [(half.half_id, kind)]
         assert [one.properties["UNIQ_KEY"] for one in port.log.of(TOPIC)] == [half.half_id] * copies
-
-    def test_may_come_from_another_process(self, port: PortStub, open_here: OpenHere):
-        [half] = halves(open_here())
-
-        assert [one.ended for one in open_here().end([half], COMMIT)] == [Ended.COMMITTED]
 
     def test_is_answered_in_the_order_of_the_halves(self, broker: Broker):
         first, second = halves(broker, 2)

@@ -1,7 +1,5 @@
 """Every process that sends half messages answers for them: long-running relay, Celery child, checker; each a real process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

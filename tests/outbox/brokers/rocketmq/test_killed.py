@@ -1,7 +1,5 @@
 """The server is killed under a relay, and comes back: broker and proxy in one, by SIGKILL."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Sessions and questions at a stub: what a real proxy does only on a bad day."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator

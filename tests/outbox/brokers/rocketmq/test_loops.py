@@ -1,7 +1,5 @@
 """Event loops that links hand on to each other."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Programs without any code of ours, with RocketMQ's own client, that publish to our topics and read from them."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable, Iterator

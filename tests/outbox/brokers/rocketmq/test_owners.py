@@ -4,8 +4,6 @@ Two projects, each with a database of its own, whose name servers do not all ans
 What holds while they do is in tests/contracts/test_owners.py.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,6 +21,7 @@ from outbox.brokers.rocketmq.owners import NAME_SERVER_ERRORS, RETRY_SECONDS, Ro
 from outbox.brokers.rocketmq.remoting import requests
 from outbox.message import TopicSpec, TopicType
 from project.servers.rocketmq import RocketMQ
+from tests.clock import Clock
 from tests.contracts.acts import BLOG, SHOP
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 from tests.waiting import wait_until
@@ -48,18 +47,6 @@ class TestGroup:
             broker.ack([delivery])
 
         assert delivery.message_id == message.message_id
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

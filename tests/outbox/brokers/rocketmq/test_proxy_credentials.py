@@ -1,7 +1,5 @@
 """Signatures and certificates at a proxy. Needs no server, but a stub of ours."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

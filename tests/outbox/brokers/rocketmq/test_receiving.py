@@ -1,7 +1,5 @@
 """Requests for messages at a stub of a proxy: trouble with one topic, what nobody takes, the end of the broker."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The relay and the sweep on a real RocketMQ, each type of topic from publish() on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta

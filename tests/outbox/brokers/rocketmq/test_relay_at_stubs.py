@@ -1,7 +1,5 @@
 """A relay and the answers of brokers and proxies that are in trouble. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -96,11 +94,6 @@ class TestAtThePort:
         assert are_decided_but_one()
         assert len(port.asked(END)) == 5
         assert {one.kind for one in port.log.ends} == {COMMIT_TYPE}
-
-    def test_marks_sent_what_is_confirmed(self, port: PortStub, relay: Relay):
-        assert relay.step().sent == 5
-        assert Batch.objects.get().state == State.SENT
-        assert len(port.log.of("transaction")) == 5
 
 
 class TestAtTheProxy:

@@ -1,7 +1,5 @@
 """Which brokers there are, and a connection to each. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,24 +14,11 @@ from outbox.brokers.rocketmq.remoting import requests
 from outbox.brokers.rocketmq.remoting.client import RemotingClient
 from outbox.brokers.rocketmq.remoting.connection import NoAnswer, NotConnected, RemotingConnection
 from outbox.brokers.rocketmq.remoting.frames import Request
+from tests.clock import Clock
 from tests.outbox.brokers.rocketmq.certificates import make_certificate
 from tests.outbox.brokers.rocketmq.port_stub import PortStub
 
 INFO = Request(requests.GET_RUNTIME_INFO)
-
-
-class Clock:
-    """Stands, until it is moved on: a machine may stall for seconds."""
-
-    ahead = 0.0
-
-    def __call__(self) -> float:
-        return 1000 + self.ahead
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -94,7 +79,7 @@ class TestAddresses:
         async def act(remoting: RemotingClient) -> list[dict[str, str]]:
             found = [await remoting.addresses("orders")]
             port.say(requests.ROUTE_OF_TOPIC, 1, "not now")
-            clock.ahead += 31
+            clock.now += 31
             found.append(await remoting.addresses("orders"))
             remoting.invalidate("orders")
             return [*found, await remoting.addresses("orders")]
@@ -108,7 +93,7 @@ class TestAddresses:
             found = [await remoting.addresses("orders")]
             for brokers in ([port], []):
                 port.brokers = brokers
-                clock.ahead += 31
+                clock.now += 31
                 found.append(await remoting.addresses("orders"))
             return found
 
@@ -128,7 +113,7 @@ class TestAddresses:
             for step in (
                 lambda: None,
                 lambda: None,
-                lambda: setattr(clock, "ahead", 31.0),
+                lambda: setattr(clock, "now", clock.now + 31),
                 lambda: remoting.invalidate("orders"),
             ):
                 step()
@@ -177,7 +162,7 @@ class TestAsk:
         async def act(remoting: RemotingClient) -> list[Any]:
             found = await asyncio.gather(*[remoting.ask("broker:10911", INFO) for _ in range(64)], return_exceptions=True)
             found += await asyncio.gather(remoting.ask("broker:10911", INFO), return_exceptions=True)
-            clock.ahead += 1
+            clock.now += 1
             return found + await asyncio.gather(remoting.ask("broker:10911", INFO), return_exceptions=True)
 
         found = with_remoting(act, clock, BROKER_ADDRESSES={"broker-a": "broker:10911"})
@@ -189,7 +174,7 @@ class TestAsk:
         async def act(remoting: RemotingClient) -> None:
             await remoting.addresses("orders")
             remoting.invalidate("orders")
-            clock.ahead += 60
+            clock.now += 60
             before = len(port.asked(requests.ROUTE_OF_TOPIC))
             await asyncio.gather(*[remoting.addresses("orders") for _ in range(64)])
             assert len(port.asked(requests.ROUTE_OF_TOPIC)) == before + 1  # one asks for all
@@ -227,7 +212,7 @@ class TestAnsweringFor:
     def test_counts_from_the_first_answer_behind_the_last_trouble(self, port: PortStub, clock: Clock):
         async def act(remoting: RemotingClient) -> list[int]:
             seconds = []
-            for step in (lambda: None, lambda: setattr(clock, "ahead", 20.0)):
+            for step in (lambda: None, lambda: setattr(clock, "now", clock.now + 20)):
                 step()
                 await remoting.ask(port.address, INFO)
                 seconds.append(round(remoting.answering_for(port.address)))
@@ -236,7 +221,7 @@ class TestAnsweringFor:
                 await remoting.ask(port.address, INFO)
             seconds.append(round(remoting.answering_for(port.address)))
             await remoting.ask(port.address, INFO)
-            clock.ahead += 7
+            clock.now += 7
             return [*seconds, round(remoting.answering_for(port.address))]
 
         assert with_remoting(act, clock) == [0, 20, 0, 7]

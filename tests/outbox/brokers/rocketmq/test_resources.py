@@ -1,7 +1,5 @@
 """What `outbox_topics` finds and creates at a real RocketMQ."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """What is known of routes, and what goes on when nobody can be asked. Needs no server."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

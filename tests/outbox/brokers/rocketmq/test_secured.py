@@ -1,7 +1,5 @@
 """A node that wants requests signed (ACL 2.0) and speaks TLS: at the proxy, at the broker's own port and at the name server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

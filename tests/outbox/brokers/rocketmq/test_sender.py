@@ -1,7 +1,5 @@
 """One-phase sends: which way they go, and the time that a batch may take. Needs no server, but stubs of ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime
 

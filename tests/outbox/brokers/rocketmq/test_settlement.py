@@ -1,7 +1,5 @@
 """What a slow handler and a hand-back come to at a real server, behind its own proxy and behind one of its own."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta

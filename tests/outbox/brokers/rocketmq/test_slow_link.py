@@ -1,7 +1,5 @@
 """A relay whose link to RocketMQ passes 1 MB a second."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 

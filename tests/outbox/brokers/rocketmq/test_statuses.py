@@ -1,7 +1,5 @@
 """What each answer of the server's means for a message. Needs no server."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

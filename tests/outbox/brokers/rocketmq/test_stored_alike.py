@@ -1,7 +1,5 @@
 """A real server stores what comes to a broker's own port as it stores what comes through the proxy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

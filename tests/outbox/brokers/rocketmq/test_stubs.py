@@ -1,7 +1,5 @@
 """Importing the generated stubs has no effect on the process beside them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

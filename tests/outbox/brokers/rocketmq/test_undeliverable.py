@@ -1,7 +1,5 @@
 """A message of another program that a proxy of RocketMQ cannot convert, between good ones in a queue."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta

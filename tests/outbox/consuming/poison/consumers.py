@@ -1,7 +1,5 @@
 """A handler that does what its message says, the worst included."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ways in which a played history can be broken: by hand, by a restore in part, by another program."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """One Spark session for all tests. Without Java or pyspark they are skipped, and say so; in CI that is a failure."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

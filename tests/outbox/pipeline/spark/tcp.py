@@ -1,7 +1,5 @@
 """A TCP port that leads to a server which has only a socket file, as the tests' own PostgreSQL does: Java opens no such file."""
 
-from __future__ import annotations
-
 import socket
 import socketserver
 import threading

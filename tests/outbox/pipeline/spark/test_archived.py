@@ -1,7 +1,5 @@
 """What was archived is judged as if it had never left the database."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta

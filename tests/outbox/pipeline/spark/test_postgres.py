@@ -1,7 +1,5 @@
 """Real tables, read by both readers, within one snapshot."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The broker's side as the recorder wrote it down: judged as far as the recorder had come, and no further."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from outbox.pipeline.spark.history import RecordedTimes

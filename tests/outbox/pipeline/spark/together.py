@@ -1,7 +1,5 @@
 """Histories of several tests, audited as one: an audit costs seconds, however little is in it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The frames of `outbox.pipeline.spark.history` as temporary tables, in a transaction that is rolled back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What is told by ids, not by numbers: messages without a number or a place, business rows, and the order of keys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What SQL finds in the frames: findings, latency and backlog."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Numbered messages, number by number: the rules of `outbox.pipeline.spark.lanes` in SQL."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime

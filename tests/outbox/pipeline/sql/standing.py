@@ -1,7 +1,5 @@
 """Latency and backlog of the frames: what `outbox.pipeline.spark.latency` counts in Spark, counted in SQL."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

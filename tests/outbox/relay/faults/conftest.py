@@ -4,8 +4,6 @@ Faults between a claim and its mark, on separate database connections.
 After each fault every message becomes visible in the end; exactly once on a broker whose ends are idempotent.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial

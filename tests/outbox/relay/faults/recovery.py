@@ -1,11 +1,8 @@
 """The state after a fault, and the steps of recovery: expired leases and check-backs."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from outbox import database
-from outbox.brokers.base import Ended
 from outbox.brokers.memory import MemoryBroker
 from outbox.check_backs.ask import in_process
 from outbox.models import Batch, State
@@ -13,10 +10,6 @@ from outbox.models import Batch, State
 
 def copies(broker: MemoryBroker, messages: list[str]) -> list[int]:
     return [broker.copies(message) for message in messages]
-
-
-def ended(broker: MemoryBroker) -> list[Ended | None]:
-    return [half.ended for half in broker.halves()]
 
 
 def end_leases() -> None:

@@ -1,14 +1,13 @@
 """Lost answers, and requests that arrive twice."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
 
 from outbox.brokers.base import Ended, SendStatus
 from outbox.models import Batch, State, Ticket
-from tests.outbox.relay.faults.recovery import ask_about_halves, copies, ended, is_free
+from tests.outbox.relay.committing import ended
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies, is_free
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)

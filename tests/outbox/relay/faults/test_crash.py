@@ -1,13 +1,12 @@
 """A relay dies between two steps."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.base import Ended
 from outbox.models import Batch, State
 from tests.factories import MessageRowFactory, TicketFactory
-from tests.outbox.relay.faults.recovery import ask_about_halves, copies, ended
+from tests.outbox.relay.committing import ended
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

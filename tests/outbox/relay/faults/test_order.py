@@ -1,7 +1,5 @@
 """The order of a key after faults."""
 
-from __future__ import annotations
-
 import pytest
 
 from outbox.brokers.base import SendStatus

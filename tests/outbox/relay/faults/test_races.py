@@ -1,7 +1,5 @@
 """Two relays, or a relay and a sweep, with the same batch; and errors of the database."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 
@@ -9,7 +7,8 @@ from outbox.brokers.base import Ended, EndSemantics, SendStatus
 from outbox.models import Batch, State
 from outbox.relay.lane import take_lane
 from outbox.relay.rounds import Relay
-from tests.outbox.relay.faults.recovery import ask_about_halves, copies, end_leases, ended
+from tests.outbox.relay.committing import ended
+from tests.outbox.relay.faults.recovery import ask_about_halves, copies, end_leases
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

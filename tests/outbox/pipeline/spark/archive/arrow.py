@@ -1,7 +1,5 @@
 """A second writer, in plain Python: the steps are tested with it, where no Spark need start."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two finished days and what went with them."""
 
-from __future__ import annotations
-
 from datetime import UTC, date, datetime, time, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """What database and lake hold, read in plain Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

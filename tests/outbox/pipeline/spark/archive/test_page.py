@@ -1,7 +1,5 @@
 """docs/how-to/archive.md, run as it stands."""
 
-from __future__ import annotations
-
 from outbox.pipeline import conf
 from tests.quotes import python_blocks
 

@@ -1,7 +1,5 @@
 """Commands of the pages, and what their reports say."""
 
-from __future__ import annotations
-
 import io
 import shlex
 import sys

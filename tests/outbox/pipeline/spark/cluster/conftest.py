@@ -1,7 +1,5 @@
 """A master and two workers, whose executors know neither this checkout nor Django; and the pages' commands for them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta

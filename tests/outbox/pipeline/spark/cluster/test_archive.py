@@ -1,7 +1,5 @@
 """The archive on a cluster, and an audit of it."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, time
 

@@ -1,7 +1,5 @@
 """Audits on a cluster."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

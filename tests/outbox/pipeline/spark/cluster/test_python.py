@@ -1,7 +1,5 @@
 """The Python of a cluster's executors."""
 
-from __future__ import annotations
-
 import io
 import re
 

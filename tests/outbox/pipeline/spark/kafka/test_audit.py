@@ -1,7 +1,5 @@
 """The audit of what a real Kafka has, read by Spark's own source."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterator

@@ -1,0 +1,7 @@
+"""Times beside now."""
+
+from datetime import UTC, datetime, timedelta
+
+
+def ago(**time: float) -> datetime:
+    return datetime.now(UTC) - timedelta(**time)
