@@ -432,8 +432,8 @@ MUTANTS: dict[str, Mutant] = {
     "sweep": Mutant(
         "A message that is asleep is woken where nobody else wakes it",
         DEFERRED,
-        "FROM head h WHERE h.due_at IS NULL AND d.id = h.id",
-        "FROM head h WHERE false AND d.id = h.id",
+        "    WHERE h.due_at IS NULL AND d.due_at IS NULL AND d.dead_at IS NULL FOR NO KEY UPDATE",
+        "    WHERE false AND d.due_at IS NULL AND d.dead_at IS NULL FOR NO KEY UPDATE",
         TEST_DEFERRED,
     ),
     "probe": Mutant(
