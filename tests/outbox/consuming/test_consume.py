@@ -34,11 +34,12 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start `outbox_consume` on the test's database."""
+    """Start `outbox_consume` on the test's database; what one with failpoints holds is handed out again soon."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
-        environment = environment_of("tests.outbox.consuming.settings", **{VARIABLE: failpoints})
+        settings = "tests.outbox.consuming.settings" if failpoints else "tests.process_settings"
+        environment = environment_of(settings, **{VARIABLE: failpoints})
         command = [sys.executable, "-m", "django", "outbox_consume", "--group", "cart", *arguments]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
