@@ -1,9 +1,12 @@
 """Commands of `manage.py`, run in the process of the test."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from typing import Any
 
-from django.core.management import call_command
+import pytest
+from django.core.management import CommandError, call_command
 
 
 def exit_code(command: str, *arguments: object, **options: Any) -> Any:
@@ -20,3 +23,11 @@ def run(command: str, *arguments: object) -> tuple[str, Any]:
     out = StringIO()
     code = exit_code(command, *arguments, stdout=out)
     return out.getvalue(), code
+
+
+@contextmanager
+def refused(match: str = "") -> Iterator[None]:
+    """A command that is run here ends with 2, and with this text."""
+    with pytest.raises(CommandError, match=match or None) as error:
+        yield
+    assert error.value.returncode == 2

@@ -10,13 +10,16 @@ from django.db import migrations, models
 
 from outbox.database.postgresql_only import PostgreSQLMigration
 
+# Tools that drop the tables of all models, to migrate again, leave behind what has no model: this table, the function, the wakeups. The
+# numbers of messages then begin anew, so the source is another one.
 SOURCE = """
-CREATE TABLE outbox_source (
+CREATE TABLE IF NOT EXISTS outbox_source (
     is_only boolean PRIMARY KEY DEFAULT true CHECK (is_only),
     id text NOT NULL,
     project text NOT NULL DEFAULT ''
 );
-INSERT INTO outbox_source (id) VALUES ('urn:uuid:' || gen_random_uuid());
+INSERT INTO outbox_source (id) VALUES ('urn:uuid:' || gen_random_uuid())
+ON CONFLICT (is_only) DO UPDATE SET id = excluded.id, project = excluded.project;
 """
 
 # The id of a topic follows from its name, as `ids.topic_number` has it: whatever was emptied, restored or loaded, no process goes on
@@ -100,7 +103,7 @@ CREATE TABLE outbox_lane (
 # are made in the publishers, and tickets do not come in the order of ids. Uuids have no max() before PostgreSQL 18. Paid once per
 # claim: 0.04 ms for a batch of 500.
 NEWEST = """
-CREATE FUNCTION outbox_newest(ids uuid[]) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+CREATE OR REPLACE FUNCTION outbox_newest(ids uuid[]) RETURNS uuid LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
 AS 'SELECT id FROM unnest(ids) id ORDER BY id DESC LIMIT 1';
 """
 
@@ -141,7 +144,7 @@ CREATE INDEX outbox_batch_newest_message ON outbox_batch (outbox_newest(message_
 """
 
 WAKEUP = """
-CREATE UNLOGGED TABLE outbox_wakeup (
+CREATE UNLOGGED TABLE IF NOT EXISTS outbox_wakeup (
     broker text PRIMARY KEY, relay int NOT NULL, is_long_running boolean NOT NULL DEFAULT true,
     announced_at timestamptz NOT NULL DEFAULT clock_timestamp());
 """

@@ -40,6 +40,53 @@ class TestMigrations:
         assert relations() == before
 
 
+def migrate_to(alias):
+    for label in ("outbox", "outbox_embedded", "outbox_pipeline"):
+        call_command("migrate", label, database=alias, verbosity=0)
+
+
+@pytest.fixture
+def migrated(monkeypatch, django_db_setup, django_db_blocker):
+    """An alias of a schema that has the tables of all apps."""
+    alias, settings = "migrated", connection.settings_dict
+    options = {**settings["OPTIONS"], "options": "-c search_path=migrated"}
+    monkeypatch.setitem(connections.settings, alias, {**settings, "OPTIONS": options})
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA migrated")
+        migrate_to(alias)
+        yield alias
+        connections[alias].close()
+        del connections[alias]
+        cursor.execute("DROP SCHEMA migrated CASCADE")
+        connection.close()
+
+
+def drop_tables_of_models(alias):
+    """Drop the tables that Django knows, as django-test-migrations does before a test."""
+    tables = connections[alias].introspection.django_table_names(only_existing=True, include_views=False)
+    with connections[alias].cursor() as cursor:
+        for table in tables:
+            cursor.execute(f"DROP TABLE {table} CASCADE")
+        cursor.execute("TRUNCATE django_migrations")
+
+
+class TestTablesOfModelsThatAToolDrops:
+    def test_are_made_again_under_a_new_source(self, migrated):
+        source = source_of(migrated)
+
+        drop_tables_of_models(migrated)
+        migrate_to(migrated)
+
+        assert connections[migrated].introspection.django_table_names(only_existing=True)
+        assert source_of(migrated) not in ("", source)
+
+
+def source_of(alias):
+    with connections[alias].cursor() as cursor:
+        cursor.execute("SELECT id FROM outbox_source")
+        return cursor.fetchone()[0]
+
+
 class TestASecondDatabaseOnSQLite:
     def test_is_migrated_without_our_tables(self, monkeypatch, tmp_path, django_db_blocker):
         other = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "other.sqlite3")}

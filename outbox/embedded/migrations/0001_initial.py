@@ -103,7 +103,7 @@ CREATE INDEX outbox_embedded_delivery_key ON outbox_embedded_delivery (consumer_
 
 # The consumers that wait for notifications, each by the pid of its server process.
 WAKEUP = """
-CREATE UNLOGGED TABLE outbox_embedded_wakeup (pid int PRIMARY KEY);
+CREATE UNLOGGED TABLE IF NOT EXISTS outbox_embedded_wakeup (pid int PRIMARY KEY);
 """
 
 

@@ -22,6 +22,7 @@ from outbox.message import TopicSpec, TopicType
 from outbox.models import Duplicate, Inbox, Process
 from project.shop.messages import OrderPlaced
 from project.shop.models import CartEntry
+from tests.commands import refused
 from tests.database_url import environment_of
 from tests.outbox.consuming.deliveries import outgoing
 from tests.outbox.consuming.messages import Placed
@@ -151,10 +152,8 @@ class TestConsume:
 
         with monkeypatch.context() as patch:
             patch.setitem(connection.settings_dict, "PORT", 1)
-            with pytest.raises(CommandError, match=r"refused|No such file") as refused:
+            with refused(r"refused|No such file"):
                 call_command("outbox_consume", end)
-
-        assert refused.value.returncode == 2
 
     def test_names_the_known_groups_when_one_is_unknown(self):
         consumer(Placed, group="cart")(lambda message, context: None)

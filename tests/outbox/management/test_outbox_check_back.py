@@ -5,11 +5,10 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from django.core.management import CommandError
 from django.db import connections
 
 from outbox.models import CheckBack, State
-from tests.commands import run
+from tests.commands import refused, run
 from tests.factories import BatchFactory, DelayedFactory, TicketFactory, TopicFactory, stored
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -114,18 +113,14 @@ class TestOutboxCheckBack:
 
     @pytest.mark.parametrize("message_id", ["018f6f3e-7f00-7000-8000-000000004711", "4711"])
     def test_ends_with_2_where_there_is_no_such_message(self, message_id):
-        with pytest.raises(CommandError, match=message_id) as refused:
+        with refused(message_id):
             ask(message_id)
-
-        assert refused.value.returncode == 2
 
     def test_says_in_one_line_that_a_database_is_away(self, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setitem(connections["default"].settings_dict, "PORT", 1)
-            with pytest.raises(CommandError, match="'default' cannot be reached") as refused:
+            with refused("'default' cannot be reached"):
                 ask(uuid4())
-
-        assert refused.value.returncode == 2
 
     def test_hands_its_exit_code_to_the_shell(self):
         command = [sys.executable, "manage.py", "outbox_check_back", "4711"]

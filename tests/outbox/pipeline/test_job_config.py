@@ -80,10 +80,7 @@ class TestWhatTheJobIsTold:
     @pytest.mark.parametrize(
         ("entry", "said"),
         [
-            ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] has MODEL 'shop.Odrer'"),
-            ({"MODEL": "Order", "EXPECTS": "OrderPlaced"}, 'Write "app.Model"'),
-            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaecd"}, "has EXPECTS 'OrderPlaecd', but no message type has this name"),
-            ({"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "AT": "at"}, "has AT 'at', but Order has no such field"),
+            ({"MODEL": "shop.Odrer", "EXPECTS": "OrderPlaced"}, r"\[\"orders\"\] has MODEL 'shop.Odrer'.* Write \"app.Model\""),
             (
                 {"MODEL": "shop.Order", "EXPECTS": "OrderPlaced", "WHERE": "b.totla > 0"},
                 r"\[\"orders\"\] cannot be read from database 'default': column b.totla does not exist. Correct",

@@ -40,47 +40,29 @@ def _note(statements):
     return wrapper
 
 
-class TestAPublish:
-    def test_asks_once(self, asked):
-        found = asked(lambda nth: publish(OrderMade(order_id=nth)))
-
-        assert found == (1, 1)
-
-    def test_asks_once_for_a_raw_body(self, asked):
-        found = asked(lambda nth: publish_raw("made", b"%d" % nth))
-
-        assert found == (1, 1)
-
-    def test_asks_twice_in_an_ordered_topic_whose_key_it_locks(self, asked):
-        found = asked(lambda nth: publish(ParcelMoved(parcel=f"parcel {nth}")))
-
-        assert found == (2, 2)
-
-    def test_asks_twice_with_a_idempotency_key(self, asked):
-        found = asked(lambda nth: publish(OrderMade(order_id=nth), idempotency_key=f"order {nth}"))
-
-        assert found == (2, 2)
-
-    def test_asks_twice_with_a_idempotency_key_that_is_taken(self, asked):
-        found = asked(lambda nth: publish(OrderMade(order_id=nth), idempotency_key="the same"))
-
-        assert found == (2, 2)
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda nth: publish(OrderMade(order_id=nth)),
+        lambda nth: publish_raw("made", b"%d" % nth),
+        lambda nth: publish_many([OrderMade(order_id=nth), OrderMade(order_id=-nth)]),
+    ],
+    ids=["a publish", "a raw body", "many"],
+)
+def test_it_asks_once(asked, action):
+    assert asked(action) == (1, 1)
 
 
-class TestPublishingMany:
-    def test_asks_once(self, asked):
-        found = asked(lambda nth: publish_many([OrderMade(order_id=nth), OrderMade(order_id=-nth)]))
-
-        assert found == (1, 1)
-
-    def test_asks_twice_with_idempotency_keys(self, asked):
-        found = asked(
-            lambda nth: publish_many([Envelope(OrderMade(order_id=nth), idempotency_key=f"order {nth}") for _ in range(2)])
-        )
-
-        assert found == (2, 2)
-
-    def test_asks_twice_where_a_topic_is_ordered(self, asked):
-        found = asked(lambda nth: publish_many([OrderMade(order_id=nth), ParcelMoved(parcel=f"parcel {nth}")]))
-
-        assert found == (2, 2)
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda nth: publish(ParcelMoved(parcel=f"parcel {nth}")),
+        lambda nth: publish_many([OrderMade(order_id=nth), ParcelMoved(parcel=f"parcel {nth}")]),
+        lambda nth: publish(OrderMade(order_id=nth), idempotency_key=f"order {nth}"),
+        lambda nth: publish(OrderMade(order_id=nth), idempotency_key="the same"),
+        lambda nth: publish_many([Envelope(OrderMade(order_id=nth), idempotency_key=f"order {nth}") for _ in range(2)]),
+    ],
+    ids=["an ordered topic", "many, one of an ordered topic", "an idempotency key", "one that is taken", "many with one key"],
+)
+def test_it_asks_twice_where_it_locks_an_order_key_or_takes_an_idempotency_key(asked, action):
+    assert asked(action) == (2, 2)

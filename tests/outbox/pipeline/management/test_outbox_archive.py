@@ -5,11 +5,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from django.core.management import CommandError
 
 from outbox import database
 from outbox.database.locks import Lock
-from tests.commands import run
+from tests.commands import refused, run
 
 told = partial(run, "outbox_archive", "--database", "default")
 
@@ -44,32 +43,24 @@ class TestTheCommand:
         with database.connect("default") as other:
             other.execute(f"SELECT pg_advisory_lock({Lock.ARCHIVE}, 0)")
 
-            with pytest.raises(CommandError, match=r"\(exit code 3\)\. Another archiver of this database is running") as failed:
+            with refused(r"\(exit code 3\)\. Another archiver of this database is running"):
                 told()
-
-        assert failed.value.returncode == 2
 
     def test_ends_with_2_where_the_lake_cannot_be_written(self, ids, with_archive):
         with_archive.write_text("a file where the folder should be")
 
-        with pytest.raises(CommandError, match="cannot be written") as failed:
+        with refused("cannot be written"):
             told()
-
-        assert failed.value.returncode == 2
 
     def test_ends_with_2_and_says_what_to_install_where_there_is_no_java(self, ids, with_archive, monkeypatch, tmp_path):
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-        with pytest.raises(CommandError, match=r"\(exit code 2\)\. Spark needs Java 17 or newer, but JAVA_HOME is") as failed:
+        with refused(r"\(exit code 2\)\. Spark needs Java 17 or newer, but JAVA_HOME is"):
             told()
-
-        assert failed.value.returncode == 2
 
     def test_ends_with_2_where_there_is_no_archive(self, ids):
-        with pytest.raises(CommandError, match=r'Set OUTBOX\["PIPELINE"\]\["ARCHIVE"\]') as failed:
+        with refused(r'Set OUTBOX\["PIPELINE"\]\["ARCHIVE"\]'):
             told()
-
-        assert failed.value.returncode == 2
 
     def test_writes_what_a_cluster_needs_for_its_owner_only(self, ids, with_archive, tmp_path):
         file = tmp_path / "archive.json"
@@ -86,7 +77,7 @@ class TestTheCommand:
     def test_writes_what_a_cluster_needs_for_one_database_at_a_time(self, ids, with_archive, tmp_path):
         file = tmp_path / "archive.json"
 
-        with pytest.raises(CommandError, match=r"Name it with --database\. Choices are: default, other\.") as failed:
+        with refused(r"Name it with --database\. Choices are: default, other\."):
             told("--write-config", str(file), "--database", "other")
 
-        assert (failed.value.returncode, file.exists()) == (2, False)
+        assert not file.exists()
