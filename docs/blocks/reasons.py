@@ -184,6 +184,7 @@ CHECKS = {
     "W029": "Every check-back would be UNKNOWN.",
     "W030": "A lost wakeup would leave a message waiting.",
     "W031": "Tests would wait for a server.",
+    "W071": "Celery would refuse each wakeup, and the sweep.",
     "E032": "Messages would be lost at a restart.",
     "W033": "Processes would end by themselves.",
     "E034": "Messages would wait where no relay looks.",

@@ -55,6 +55,26 @@ def check_beat() -> Iterable[CheckMessage]:
 
 
 @check()
+def check_queue() -> Iterable[CheckMessage]:
+    """
+    W071: Wakeups go to a queue that Celery's `task_queues` do not have, and `task_create_missing_queues` is off.
+
+    Celery then refuses to send them, and what its beat sends to this queue, too. Add the queue to `CELERY_TASK_QUEUES`. If all
+    relays are long-running, set `OUTBOX["CELERY_WAKEUP"] = False`.
+    """
+    queue = known_settings().celery_queue
+    return [
+        Caution(
+            f"Celery's task_queues have no queue {queue!r}, and task_create_missing_queues is off, so no wakeup can be sent.",
+            hint=f"Add kombu.Queue({queue!r}) to CELERY_TASK_QUEUES. {OR_NO_WAKEUPS}",
+            id="outbox.W071",
+        )
+        for app in wakeup_app()
+        if not app.conf.task_create_missing_queues and queue not in app.amqp.queues
+    ]
+
+
+@check()
 def check_eager() -> Iterable[CheckMessage]:
     """
     W031: Celery's `task_always_eager` is on, and wakeups are sent.

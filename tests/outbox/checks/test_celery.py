@@ -2,6 +2,7 @@ from datetime import timedelta
 
 import celery
 import pytest
+from kombu import Queue
 
 from outbox import consumer
 from outbox.schedule import beat_schedule
@@ -69,6 +70,23 @@ class TestW031:
         assert problem.id == "outbox.W031"
         assert "task_always_eager" in problem.msg
         assert '["CELERY_WAKEUP"] = False' in problem.hint
+
+
+class TestW071:
+    def test_warns_of_a_queue_that_celery_does_not_create(self, app, found):
+        app.conf.update(task_create_missing_queues=False, task_queues=[Queue("celery")])
+
+        (problem,) = found()
+
+        assert problem.id == "outbox.W071"
+        assert problem.msg.startswith("Celery's task_queues have no queue 'outbox'")
+        assert "kombu.Queue('outbox')" in problem.hint
+
+    @pytest.mark.parametrize("options", [{"task_create_missing_queues": True}, {"task_queues": [Queue("outbox")]}])
+    def test_is_quiet_about_a_queue_that_is_there_or_is_made(self, app, found, options):
+        app.conf.update(**{"task_create_missing_queues": False, "task_queues": [Queue("celery")], **options})
+
+        assert found() == []
 
 
 class TestE058:
