@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from outbox.brokers.base import HalfRef, SendResult, SendStatus
-from outbox.logs import cut
+from outbox.logs import cut, storable
 from outbox.message import TopicType
 
 MessageContent = tuple[str, str | None, str | None, bytes]
@@ -82,13 +82,13 @@ class SplitReason(enum.StrEnum):
 
 
 class Unaccepted(msgspec.Struct, frozen=True):
-    """Why one message was not accepted. `text` is for operators; it is cut if it is too long to be stored."""
+    """Why one message was not accepted. `text` is for operators, in a form that can be stored: a long one is cut."""
 
     reason: SplitReason
     text: str
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "text", cut(self.text))
+        msgspec.structs.force_setattr(self, "text", cut(storable(self.text)))
 
 
 HELD = Unaccepted(SplitReason.HELD, "An earlier message of its key was not accepted.")

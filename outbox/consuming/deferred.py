@@ -40,6 +40,7 @@ from outbox.logs import storable
 from outbox.message import Header
 
 HELD = datetime(9999, 1, 1, tzinfo=UTC)  # `due_at` of a message that an operator holds
+SLICE_BYTES = 64 * 1024 * 1024  # of bodies, about that many in a statement: PostgreSQL refuses one of a gigabyte
 CRASH_LIMIT = 5  # after this number of runs without a recorded end, the message is not run again, but fails with `NeverEnded`
 
 
@@ -276,11 +277,28 @@ def defer(connection: Connection, group: str, deferrals: Sequence[tuple[Delivery
     Raises:
         psycopg.errors.LockNotAvailable: another process was storing one of the messages for longer than the lock timeout.
     """
-    rows = [_row(delivery, deferral) for delivery, deferral in deferrals]
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
+    are_stored: list[bool] = []
     with psycopg.Cursor(connection) as cursor:  # the class of Django's cursors would interpolate the bodies into the statement
-        stored = {message_id for (message_id,) in cursor.execute(DEFER, {**columns, "group": group})}
-    return [row["message_id"] in stored for row in rows]
+        for slice_ in _slices(deferrals):
+            rows = [_row(delivery, deferral) for delivery, deferral in slice_]
+            columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
+            stored = {message_id for (message_id,) in cursor.execute(DEFER, {**columns, "group": group})}
+            are_stored += [row["message_id"] in stored for row in rows]
+    return are_stored
+
+
+def _slices(deferrals: Sequence[tuple[Delivery, Deferral]]) -> Iterator[list[tuple[Delivery, Deferral]]]:
+    """Yield deferrals in their order, in lists that end where their bodies reach SLICE_BYTES."""
+    slice_: list[tuple[Delivery, Deferral]] = []
+    size = 0
+    for delivery, deferral in deferrals:
+        slice_.append((delivery, deferral))
+        size += len(delivery.body)
+        if size >= SLICE_BYTES:
+            yield slice_
+            slice_, size = [], 0
+    if slice_:
+        yield slice_
 
 
 def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
@@ -290,7 +308,7 @@ def _row(delivery: Delivery, deferral: Deferral) -> dict[str, Any]:
         **asdict(info),
         **asdict(deferral),
         "own_id": own_id,
-        "idempotency_key": idempotency_key_of(own_id, info.source, info.topic),
+        "idempotency_key": idempotency_key_of(own_id, delivery.headers.get(Header.SOURCE, ""), info.topic),
         "type": storable(delivery.headers.get(Header.TYPE, "")),
         "tag": storable(delivery.tag),
         "key": storable(delivery.key),

@@ -59,6 +59,7 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
     Args:
         message_id: the message's id, if that is a UUID and the source an outbox; otherwise a UUID derived from
             `idempotency_key_of`.
+        source: in the form of `as_key`, since indexes contain it.
         lane, number: None if the message has no number.
     """
 
@@ -84,7 +85,7 @@ class DeliveryInfo(msgspec.Struct, frozen=True):
             topic=delivery.topic,
             message_id=message_id,
             delivery_count=delivery.delivery_count,
-            source=storable(delivery.headers.get(Header.SOURCE, "")),
+            source=as_key(delivery.headers.get(Header.SOURCE, "")),
             lane=lane,
             number=number,
         )

@@ -36,8 +36,9 @@ WARNING = (
 class Command(BaseCommand):
     help = (
         "Let a consumer group continue at another position in its topics, after a table and a confirmation. Stop its consumers "
-        "first. Deferred messages are not affected. Exit code: 0 moved, 1 the group is there already, 2 refused, or the broker "
-        "cannot be reached."
+        "first. Deferred messages stay, except that one of an unordered topic is handled, even if it is held or a dead letter, "
+        "when the broker delivers it again. Exit code: 0 moved, 1 the group is there already, 2 refused, or the broker cannot be "
+        "reached."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from outbox import Reject, RetryLater, RetryPolicy, consumer, database, signals
 from outbox.consuming import deferred
-from outbox.consuming.deferred import CRASH_LIMIT
+from outbox.consuming.deferred import CRASH_LIMIT, Deferral, Reason
 from outbox.consuming.deferred_housekeeping import tidy
-from outbox.consuming.handle import handle
+from outbox.consuming.handle import defer, handle
 from outbox.consuming.lease_thread import LeaseThread
 from outbox.consuming.outcome import RETRY_FOR_CODE, Outcome
 from outbox.consuming.register import group
@@ -153,6 +153,24 @@ class TestFailedMessage:
 
         with django_assert_num_queries(4):  # savepoint, claim, the handler's own, release
             deliver()
+
+
+class TestManyMessages:
+    def test_are_stored_in_slices_since_postgresql_refuses_a_statement_of_a_gigabyte(self, monkeypatch):
+        Handler()
+        deliver("A3", named=ID)
+        deliveries = [delivery(Placed(f"A{number}"), named=ID if number == 3 else "") for number in range(5)]
+        monkeypatch.setattr(deferred, "SLICE_BYTES", 2 * len(deliveries[0].body))
+        # The server divides by zero where a statement has more than two messages, in place of refusing a gigabyte.
+        refused = "WHERE 1 / (cardinality(%(own_id)s::text[]) < 3)::int = 1"
+        monkeypatch.setattr(deferred, "DEFER", f"{deferred.DEFER} {refused}")
+
+        results = defer(group("cart"), [(one, Deferral.unhandled(Reason.STOP, one)) for one in deliveries])
+
+        assert [result.outcome for result in results] == [Outcome.DEFERRED] * 3 + [Outcome.DUPLICATE, Outcome.DEFERRED]
+        assert [row.own_id for row in Deferred.objects.order_by("id")] == [
+            one.message_id for one in deliveries if one.message_id != ID
+        ]
 
 
 class TestEnd:

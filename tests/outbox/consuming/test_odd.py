@@ -1,6 +1,7 @@
 """Odd ways for a run to end: counted where the handler is to blame, and nowhere else."""
 
 import asyncio
+import hashlib
 import os
 import signal
 import sys
@@ -117,6 +118,17 @@ class TestForeignProducer:
 
         assert handle(group("cart"), delivery(Placed("A1"), headers=headers)).outcome is Outcome.HANDLED
         assert handle(group("cart"), delivery(Ignored(), headers=headers)).outcome is Outcome.IGNORED
+
+    def test_may_number_the_messages_of_a_source_that_is_longer_than_an_index_entry(self):
+        consumer(Placed, group="cart")(write)
+        source = "/" + "".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(100))
+        deliveries = [delivery(Placed(name), named=name, headers=numbered(1, source=source)) for name in ("A1", "A2")]
+
+        assert handle(group("cart"), deliveries[0]).outcome is Outcome.HANDLED
+        assert handle(group("cart"), deliveries[0]).outcome is Outcome.DUPLICATE
+        assert handle(group("cart"), replace(deliveries[1], delivery_count=2)).outcome is Outcome.DEFERRED
+        assert run_due() == [Outcome.HANDLED]
+        assert handle(group("cart"), deliveries[1]).outcome is Outcome.DUPLICATE
 
     def test_may_write_nul_into_a_tag(self):
         consumer(Placed, group="cart")(write)

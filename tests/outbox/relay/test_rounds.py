@@ -58,6 +58,17 @@ class TestDrain:
         assert "The relay failed: IndexError" in left.last_error
         assert left.last_error in caplog.text
 
+    @pytest.mark.parametrize("verdict", [SendStatus.REFUSED, SendStatus.UNSURE])
+    def test_goes_on_when_the_text_of_a_broker_cannot_be_stored_as_it_is(self, relay, broker, make_topic, verdict):
+        topics = [make_topic("normal") for _ in range(2)]
+        tickets = [TicketFactory(topic=topic) for topic in topics]
+        broker.fail("send", verdict, where=lambda message: message.topic == topics[0].name, reason="a\0b \udcff")
+
+        relay.step()
+
+        assert shown(broker, topics[1]) == ids(tickets[1:])
+        assert Batch.objects.get(topic_id=topics[0].id).last_error == "a\\x00b \\udcff"
+
     def test_sends_ordered_topics(self, relay, broker, make_topic):
         topic = make_topic("fifo")
         messages = [MessageRowFactory(topic=topic, key=key) for key in "aab"]
