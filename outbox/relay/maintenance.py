@@ -118,8 +118,11 @@ OTHER_ROLE_GRACE = timedelta(days=2)  # the time after its retention in which th
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
 # Rows past their retention are deleted in slices, through an index. OLD_ROWS has each table's condition for these rows. The copy
-# of a dead message is kept while the message is dead, or is being sent again.
-DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s))"
+# of a dead message is kept while the message is dead, or is being sent again. In these tables, a locked row is left for the next
+# prune: a publisher may be taking an expired idempotency key in a long transaction. FOR UPDATE needs the privilege UPDATE, which
+# tables of apps may lack.
+DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s {unlocked}))"
+UNLOCKED = "FOR UPDATE SKIP LOCKED"
 OLD_ROWS = {
     "outbox_failed_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
@@ -287,7 +290,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
 
 
 def _delete_old_rows(connection: Connection, table: str, condition: str, *, before: datetime, now: datetime) -> int:
-    statement = DELETE_FROM.format(table=table, condition=condition)
+    statement = DELETE_FROM.format(table=table, condition=condition, unlocked=UNLOCKED if table in OLD_ROWS else "")
     deleted = 0
     while True:
         count = connection.execute(statement, {"before": before, "now": now, "limit": SLICE}).rowcount
