@@ -285,6 +285,19 @@ class TestBooks:
 
 
 class TestPrune:
+    def test_goes_by_the_clock_of_the_database(self, monkeypatch):
+        class Ahead(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.now(tz) + timedelta(days=30)
+
+        monkeypatch.setattr("outbox.relay.maintenance.datetime", Ahead)
+        handled = InboxFactory()
+
+        prune("default")
+
+        assert Inbox.objects.filter(pk=handled.pk).exists()
+
     def test_is_done_by_one_at_a_time(self, connect):
         connect().execute(f"SELECT pg_advisory_lock({Lock.PRUNE}, 0)")
 
