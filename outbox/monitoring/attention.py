@@ -26,7 +26,7 @@ from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, read_status
-from outbox.monitoring.text import age, count, wait
+from outbox.monitoring.text import age, count, of_pause, of_unsent, wait
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
@@ -272,11 +272,12 @@ def _blocked_topics(status: Status) -> Iterator[Finding]:
         subject = f"topic {topic.name!r}"
         if topic.dead:
             cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
-            command = f"outbox_replay --unsent --topic {topic.name}"
+            command = f"outbox_replay --unsent --topic {topic.name}{of_unsent(status.database)}"
             step = f"See the reasons with {command}; correct them, then add --all to send again, or --all --discard."
             yield Finding("outbox.rejected", subject, cause, step)
         if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_SECONDS:
-            yield paused(topic.name, f"It is {topic.pause}. {wait(topic.unsent)}.", topic.paused_seconds)
+            cause = f"It is {topic.pause}. {wait(topic.unsent)}."
+            yield paused(topic.name, cause, topic.paused_seconds, using=status.database)
         if topic.name not in conf.settings().topics:
             if topic.unsent:
                 yield unknown_topic(topic.name, topic.unsent, topic.oldest_seconds)
@@ -289,9 +290,9 @@ def _blocked_topics(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.send_fails", subject, f"A message has failed {topic.failures} times.", step)
 
 
-def paused(topic: str, cause: str, seconds: float | None) -> Finding:
-    """Return the finding about a paused topic."""
-    step = f"End the pause with outbox_pause {topic} --resume."
+def paused(topic: str, cause: str, seconds: float | None, *, using: str) -> Finding:
+    """Return the finding about a topic that is paused in a database."""
+    step = f"End the pause with outbox_pause {topic}{of_pause(using)} --resume."
     return Finding("outbox.paused", f"topic {topic!r}", cause, step, seconds=seconds)
 
 
