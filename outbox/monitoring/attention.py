@@ -256,7 +256,7 @@ def _silent_processes(status: Status) -> Iterator[Finding]:
 @rule("outbox.rejected", "outbox.paused", "outbox.unknown_topic", "outbox.misconfigured", "outbox.send_fails", needs=Needs.STATUS)
 def _blocked_topics(status: Status) -> Iterator[Finding]:
     """
-    rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
+    rejected: Messages are dead: the broker rejected them, their rows are gone, or nothing tells whether they were published.
         `outbox_replay --unsent --all`, or `--discard`.
     paused: A topic has been paused for more than a day.
         `outbox_pause TOPIC --resume`.
@@ -271,7 +271,8 @@ def _blocked_topics(status: Status) -> Iterator[Finding]:
     for topic in status.topics:
         subject = f"topic {topic.name!r}"
         if topic.dead:
-            cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
+            verb = "is" if topic.dead == 1 else "are"
+            cause = f"{count(topic.dead, 'message')} {verb} dead: rejected, without a row, or perhaps published."
             command = f"outbox_replay --unsent --topic {topic.name}{of_unsent(status.database)}"
             step = f"See the reasons with {command}; correct them, then add --all to send again, or --all --discard."
             yield Finding("outbox.rejected", subject, cause, step)

@@ -105,7 +105,7 @@ def why(connection: Connection, message_id: UUID, *, using: str) -> str | None:
             return " ".join(_explain_sent(connection, message_id, message))
         case "dead":
             act = f"outbox_replay --unsent {message_id}{of_unsent(using)}"
-            return f"It cannot be sent: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
+            return f"It is dead: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
         case "discarded":
             return "An operator has discarded it, so it is not sent."
         case "lost":
@@ -171,7 +171,7 @@ def _why_key_waits(connection: Connection, message_id: UUID, message: Any, using
         return ""
     head: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [row[0]]).fetchone()
     because = {
-        "dead": f"which the broker rejected: replay or discard it with outbox_replay --unsent{of_unsent(using)}",
+        "dead": f"which is dead: replay or discard it with outbox_replay --unsent{of_unsent(using)}",
         "released": "which is sent first",
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")

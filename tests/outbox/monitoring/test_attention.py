@@ -135,7 +135,7 @@ class TestTopics:
         [one] = read()
 
         assert one.line == (
-            "Topic 'broken': (outbox.rejected) 2 messages cannot be sent: rejected by the broker, or without a row. See the "
+            "Topic 'broken': (outbox.rejected) 2 messages are dead: rejected, without a row, or perhaps published. See the "
             "reasons with outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
 
