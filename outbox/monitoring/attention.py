@@ -599,4 +599,5 @@ def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
         )
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
-        yield Finding("outbox.no_maintenance", subject, cause, f"{step}.")
+        step = f"{step}; if they are of a day to come, correct the clock of their publisher."
+        yield Finding("outbox.no_maintenance", subject, cause, step)
