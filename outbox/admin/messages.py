@@ -255,7 +255,7 @@ class MessageAdmin(ReadOnlyAdmin):
         return {
             "title": _("Message {}").format(row.id),
             "timeline": timeline,
-            "why": shown(why(database.raw(using), row.id) or "", 1000),
+            "why": shown(why(database.raw(using), row.id, using=using) or "", 1000),
             "state": state_badges(timeline.state, timeline.ended) if timeline else "",
             "deferred": self._deferred(request, timeline, row.id) if timeline else [],
             "moments": [_as_shown(entry) for entry in timeline.entries] if timeline else [],

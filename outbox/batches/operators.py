@@ -42,8 +42,10 @@ FROM outbox_batch batch, unnest(message_ids) WITH ORDINALITY member(id, position
 WHERE state = {State.DEAD} AND member.id = ANY(%s::uuid[]) AND position <> ALL(split) GROUP BY batch.id ORDER BY batch.id
 """
 
+# Dead batches with the messages that each still has.
 DEAD_BATCHES = f"""
-SELECT batch.id, batch.message_ids FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id
+SELECT batch.id, ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, position) WHERE position <> ALL(split))
+FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id
 WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topic.name = %s) ORDER BY batch.id LIMIT %s
 """
 
@@ -134,7 +136,7 @@ def replay_messages(
 
 def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> ActResult:
     """
-    Send all dead messages again.
+    Send all dead messages again; refuse those whose row is gone and that have no copy, since they cannot be sent.
 
     Args:
         connection: in autocommit.
@@ -144,10 +146,14 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
     result, after = ActResult(), 0
     while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
-        _restore(connection, [message_id for _, message_ids in batches for message_id in message_ids])
-        ids = [batch_id for batch_id, _ in batches]
-        arguments = {"next": State.RELEASED, "act": Act.REPLAYED, "by": by, "reason": "", "ids": ids}
-        result.messages += sum(len(ids) for (ids,) in connection.execute(REPLAY_BATCHES, arguments).fetchall())
+        arguments = {"next": State.RELEASED, "act": Act.REPLAYED, "by": by, "reason": ""}
+        gone = set(_restore(connection, [message_id for _, message_ids in batches for message_id in message_ids]))
+        whole = [batch_id for batch_id, message_ids in batches if gone.isdisjoint(message_ids)]
+        rows = connection.execute(REPLAY_BATCHES, arguments | {"ids": whole}).fetchall()
+        result.messages += sum(len(ids) for (ids,) in rows)
+        for _, message_ids in batches:
+            if not gone.isdisjoint(message_ids):
+                _replay_some(connection, message_ids, result, arguments)
     _wake(connection, result, discard=False)
     return result
 

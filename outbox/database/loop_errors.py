@@ -18,6 +18,7 @@ import psycopg
 
 from outbox.database.connections import is_refusal
 from outbox.errors import LaneNotHeld, NotMigrated
+from outbox.logs import safe_text
 
 # Records that are older are ignored. Each loop tries again within a minute after an error, so an error that lasts is recorded
 # again by then; otherwise another process may have succeeded since, or there was nothing to do.
@@ -56,7 +57,7 @@ def record(loop: Loop, error: Exception, text: str = "") -> bool:
     """
     if passes_by_itself(error):
         return False
-    text = text or str(error).strip().partition("\n")[0] or repr(error)
+    text = text or safe_text(error).strip().partition("\n")[0] or repr(error)
     with _lock:
         _errors[loop] = text, time.monotonic()
     return True

@@ -87,7 +87,7 @@ def park(connection: Connection, *, check_limit: int, now: datetime | None) -> i
     """Park half messages whose check-backs have reached their limit, and send an alert for each. Return their number."""
     parked = connection.execute(PARK, {"check_limit": check_limit, "now": now}).fetchall()
     for half_id, topic, message_id, token, asked in parked:
-        reason = f"Half message {half_id} of topic {topic!r} is parked: {asked} check-backs got no answer."
+        reason = f"Half message {half_id} of topic {topic!r} is parked: {asked} check-backs did not end it."
         logger.error("%s Message %s, token %s. Check back again in the admin, or with ask_again().", reason, message_id, token)
         details = {"topic": topic, "half_id": str(half_id), "message_id": message_id, "token": token, "asked": asked}
         signals.alert.send_robust(sender=park, reason=reason, details=details)

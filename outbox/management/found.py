@@ -30,7 +30,8 @@ def find_in(alias: str, search: Search, *, since: datetime | None, until: dateti
     """
     with connected(alias, "outbox status") as connection:
         matches = find(connection, search, since=since, until=until, limit=SHOWN)
-        messages = [_as_dict(message) | {"why": why(connection, message.id)} for message in read_found(connection, matches.ids)]
+        found = read_found(connection, matches.ids)
+        messages = [_as_dict(message) | {"why": why(connection, message.id, using=alias)} for message in found]
     reached = None if matches.reached is None else made_at(matches.reached)
     timeline = read_timeline(alias, matches.ids[0]) if len(messages) == 1 else None
     entries = [_entry(entry) for entry in timeline.entries] if timeline else []

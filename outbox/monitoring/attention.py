@@ -26,7 +26,7 @@ from outbox.monitoring.blocking import read_blocking
 from outbox.monitoring.groups import GroupStatus, TopicProgress
 from outbox.monitoring.processes import ProcessStatus, is_replaced
 from outbox.monitoring.status import Status, read_status
-from outbox.monitoring.text import age, count, wait
+from outbox.monitoring.text import age, count, of_pause, of_unsent, wait
 from outbox.relay.maintenance import MAINTENANCE
 from outbox.relay.splitter import ALERT_FAILURES
 
@@ -256,7 +256,7 @@ def _silent_processes(status: Status) -> Iterator[Finding]:
 @rule("outbox.rejected", "outbox.paused", "outbox.unknown_topic", "outbox.misconfigured", "outbox.send_fails", needs=Needs.STATUS)
 def _blocked_topics(status: Status) -> Iterator[Finding]:
     """
-    rejected: Messages cannot be sent: the broker rejected them, or their rows are gone.
+    rejected: Messages are dead: the broker rejected them, their rows are gone, or nothing tells whether they were published.
         `outbox_replay --unsent --all`, or `--discard`.
     paused: A topic has been paused for more than a day.
         `outbox_pause TOPIC --resume`.
@@ -271,12 +271,14 @@ def _blocked_topics(status: Status) -> Iterator[Finding]:
     for topic in status.topics:
         subject = f"topic {topic.name!r}"
         if topic.dead:
-            cause = f"{count(topic.dead, 'message')} cannot be sent: rejected by the broker, or without a row."
-            command = f"outbox_replay --unsent --topic {topic.name}"
+            verb = "is" if topic.dead == 1 else "are"
+            cause = f"{count(topic.dead, 'message')} {verb} dead: rejected, without a row, or perhaps published."
+            command = f"outbox_replay --unsent --topic {topic.name}{of_unsent(status.database)}"
             step = f"See the reasons with {command}; correct them, then add --all to send again, or --all --discard."
             yield Finding("outbox.rejected", subject, cause, step)
         if topic.is_paused and (topic.paused_seconds or 0) > PAUSED_SECONDS:
-            yield paused(topic.name, f"It is {topic.pause}. {wait(topic.unsent)}.", topic.paused_seconds)
+            cause = f"It is {topic.pause}. {wait(topic.unsent)}."
+            yield paused(topic.name, cause, topic.paused_seconds, using=status.database)
         if topic.name not in conf.settings().topics:
             if topic.unsent:
                 yield unknown_topic(topic.name, topic.unsent, topic.oldest_seconds)
@@ -289,9 +291,9 @@ def _blocked_topics(status: Status) -> Iterator[Finding]:
             yield Finding("outbox.send_fails", subject, f"A message has failed {topic.failures} times.", step)
 
 
-def paused(topic: str, cause: str, seconds: float | None) -> Finding:
-    """Return the finding about a paused topic."""
-    step = f"End the pause with outbox_pause {topic} --resume."
+def paused(topic: str, cause: str, seconds: float | None, *, using: str) -> Finding:
+    """Return the finding about a topic that is paused in a database."""
+    step = f"End the pause with outbox_pause {topic}{of_pause(using)} --resume."
     return Finding("outbox.paused", f"topic {topic!r}", cause, step, seconds=seconds)
 
 
@@ -597,4 +599,5 @@ def _maintenance(status: Status, connection: Connection) -> Iterator[Finding]:
         )
     if status.has_strays:
         cause = "Messages are in the DEFAULT partition, because the partition of their day does not exist."
-        yield Finding("outbox.no_maintenance", subject, cause, f"{step}.")
+        step = f"{step}; if they are of a day to come, correct the clock of their publisher."
+        yield Finding("outbox.no_maintenance", subject, cause, step)

@@ -1,6 +1,10 @@
-"""Texts of ages and counts."""
+"""Texts of ages and counts, and options of commands that a text names."""
 
 from __future__ import annotations
+
+from django.db import DEFAULT_DB_ALIAS
+
+from outbox import database
 
 
 def age(seconds: float | None) -> str:
@@ -22,6 +26,16 @@ def wait(number: int, topic: str = "") -> str:
     """Return a clause about waiting messages: 1 message waits, 2 messages of topic 'orders' wait."""
     of_topic = f" of topic {topic!r}" if topic else ""
     return f"{count(number, 'message')}{of_topic} {'waits' if number == 1 else 'wait'}"
+
+
+def of_unsent(using: str) -> str:
+    """Return the option with which `outbox_replay --unsent` acts on a database; "" for its default."""
+    return "" if using == DEFAULT_DB_ALIAS else f" --database {using}"
+
+
+def of_pause(using: str) -> str:
+    """Return the option with which `outbox_pause` leaves the topic alone in other databases; "" if there are none."""
+    return f" --database {using}" if len(database.outbox_databases()) > 1 else ""
 
 
 def pause(by: str, seconds: float | None, reason: str) -> str:

@@ -18,7 +18,7 @@ from outbox.message import Header, read_headers
 from outbox.models import UNFINISHED, State
 from outbox.monitoring.attention import hangs, no_answer, no_consumer, no_relay, paused, process_fails, unknown_topic
 from outbox.monitoring.processes import ProcessStatus, read_processes
-from outbox.monitoring.text import age, count, pause
+from outbox.monitoring.text import age, count, of_unsent, pause
 
 # A message with its topic, batch and ticket. The owner of a batch is the number of the lane whose relay claimed it.
 MESSAGE = """
@@ -90,8 +90,13 @@ REASONS: dict[str, str] = {
 }
 
 
-def why(connection: Connection, message_id: UUID) -> str | None:
-    """Return a sentence that says what a message waits for, or that it was handled; None if no message has that id."""
+def why(connection: Connection, message_id: UUID, *, using: str) -> str | None:
+    """
+    Return a sentence that says what a message waits for, or that it was handled; None if no message has that id.
+
+    Args:
+        using: alias of the message's database, for the commands that the sentence names.
+    """
     message: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [message_id]).fetchone()
     if message is None:
         return None
@@ -99,8 +104,8 @@ def why(connection: Connection, message_id: UUID) -> str | None:
         case "sent":
             return " ".join(_explain_sent(connection, message_id, message))
         case "dead":
-            act = f"outbox_replay --unsent {message_id}"
-            return f"It cannot be sent: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
+            act = f"outbox_replay --unsent {message_id}{of_unsent(using)}"
+            return f"It is dead: {message.last_error.rstrip('.')}. Replay it with {act}, or add --discard."
         case "discarded":
             return "An operator has discarded it, so it is not sent."
         case "lost":
@@ -110,15 +115,15 @@ def why(connection: Connection, message_id: UUID) -> str | None:
                 f"Its half message is stored, and its commit, decided {age(message.decided_seconds)} ago, is not confirmed. "
                 "The relay looks it up and commits it again, or the broker checks back."
             )
-    return _explain_unsent(connection, message_id, message)
+    return _explain_unsent(connection, message_id, message, using)
 
 
-def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> str:
+def _explain_unsent(connection: Connection, message_id: UUID, message: Any, using: str) -> str:
     """Return why a message is not sent yet: because of its topic, of an earlier message of its key, or of its state."""
     relays = [process for process in read_processes(connection) if process.does == ("relay", message.broker, "")]
-    if finding := _why_topic_waits(message, relays):
+    if finding := _why_topic_waits(message, relays, using):
         return finding.line
-    if reason := _why_key_waits(connection, message_id, message):
+    if reason := _why_key_waits(connection, message_id, message, using):
         return reason
     failed = (
         f"Sending failed {count(message.failures, 'time')}, last: {message.last_error.rstrip('.')}. " if message.failures else ""
@@ -139,13 +144,14 @@ def _explain_unsent(connection: Connection, message_id: UUID, message: Any) -> s
     return "It is the next message that the relay sends."
 
 
-def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | None:
+def _why_topic_waits(message: Any, relays: list[ProcessStatus], using: str) -> Finding | None:
     """Return the finding that says why no message of the topic is sent at present; None if nothing stops the topic."""
     live = [relay for relay in relays if not relay.is_silent]
     if message.topic not in conf.settings().topics:
         return unknown_topic(message.topic, 1)
     if message.is_paused:  # the cause says for how long, so the finding gets None for that
-        return paused(message.topic, f"It is {pause(message.paused_by, message.paused_seconds, message.pause_reason)}.", None)
+        cause = f"It is {pause(message.paused_by, message.paused_seconds, message.pause_reason)}."
+        return paused(message.topic, cause, None, using=using)
     if not live:
         return no_relay(message.broker, relays)
     if all(process.error for process in live):
@@ -155,7 +161,7 @@ def _why_topic_waits(message: Any, relays: list[ProcessStatus]) -> Finding | Non
     return None
 
 
-def _why_key_waits(connection: Connection, message_id: UUID, message: Any) -> str:
+def _why_key_waits(connection: Connection, message_id: UUID, message: Any, using: str) -> str:
     """Return a sentence about the earlier message of the same key that a message waits for; "" if there is none."""
     if message.order_key is None or message.state == "claimed":
         return ""
@@ -165,7 +171,7 @@ def _why_key_waits(connection: Connection, message_id: UUID, message: Any) -> st
         return ""
     head: Any = connection.cursor(row_factory=namedtuple_row).execute(MESSAGE, [row[0]]).fetchone()
     because = {
-        "dead": "which the broker rejected: replay or discard it with outbox_replay --unsent",
+        "dead": f"which is dead: replay or discard it with outbox_replay --unsent{of_unsent(using)}",
         "released": "which is sent first",
         "retrying": "whose send failed and is retried first",
     }.get(head.state if head else "", "which is sent first")

@@ -51,7 +51,7 @@ from outbox.brokers.base import Broker, Ended, EndSemantics, HalfRef, HalfStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
 from outbox.errors import FenceLost
-from outbox.logs import get_logger, log_fields
+from outbox.logs import get_logger, log_fields, safe_text
 from outbox.message import Resolution
 from outbox.models import State
 from outbox.relay.splitter import Splitter
@@ -224,7 +224,7 @@ class Committer(msgspec.Struct):
         try:
             outcomes = HalfMessages.of(self.broker).end(halves, resolution, within=within)
         except Exception as error:
-            reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {error}"
+            reason = f"Broker {self.broker.alias!r} raised {type(error).__name__} at {resolution}: {safe_text(error)}"
             logger.exception("%s Topics: %s.", reason, sorted({half.topic for half in halves}), extra=self._log_fields(halves))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(halves)
         if len(outcomes) != len(halves):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from outbox.errors import LaneNotHeld, NotMigrated
-from outbox.logs import get_logger, log_fields
+from outbox.logs import get_logger, log_fields, safe_text
 from outbox.outages import BACKOFF, OUTAGES
 from outbox.relay.hosts import RelayRunner, RelayTarget, open_runner
 from outbox.relay.rounds import RelayResult
@@ -68,7 +68,7 @@ class RepeatingThread(threading.Thread):
         wait = BACKOFF(self._failures).total_seconds()
         is_expected = isinstance(error, (*OUTAGES, NotMigrated, LaneNotHeld))
         effect = f"retries in {wait:.1f} s" if isinstance(error, OUTAGES) else "waits" if is_expected else "fails"
-        text = str(error).strip() or repr(error)
+        text = safe_text(error).strip() or repr(error)
         level = logging.WARNING if is_expected else logging.ERROR
         logger.log(level, "%s %s: %s", self.name, effect, text, exc_info=None if is_expected else error)
         if isinstance(error, NotMigrated):
@@ -139,5 +139,5 @@ def try_step(step: Callable[..., object], *args: Any, **options: Any) -> bool:
     except OUTAGES as error:
         logger.warning("%s failed for now: %s", step.__qualname__, str(error).strip())
     except Exception as error:
-        logger.exception("%s failed: %s", step.__qualname__, str(error).strip() or repr(error))
+        logger.exception("%s failed: %s", step.__qualname__, safe_text(error).strip() or repr(error))
     return False

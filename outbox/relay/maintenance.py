@@ -117,9 +117,15 @@ OTHER_ROLE_GRACE = timedelta(days=2)  # the time after its retention in which th
 # One process prunes at a time; a second one has nothing to do.
 TRY_LOCK = f"SELECT pg_try_advisory_lock({Lock.PRUNE}, 0)"
 
+# The database's clock, which has written most of the times below, decides what is past its retention.
+NOW = "SELECT clock_timestamp()"
+
 # Rows past their retention are deleted in slices, through an index. OLD_ROWS has each table's condition for these rows. The copy
-# of a dead message is kept while the message is dead, or is being sent again.
-DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s))"
+# of a dead message is kept while the message is dead, or is being sent again. In these tables, a locked row is left for the next
+# prune: a publisher may be taking an expired idempotency key in a long transaction. FOR UPDATE needs the privilege UPDATE, which
+# tables of apps may lack.
+DELETE_FROM = "DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {condition} LIMIT %(limit)s {unlocked}))"
+UNLOCKED = "FOR UPDATE SKIP LOCKED"
 OLD_ROWS = {
     "outbox_failed_delivery": "failed_at < %(before)s",
     "outbox_duplicate": "dropped_at < %(before)s",
@@ -171,19 +177,22 @@ def prune(using: str, *, now: datetime | None = None) -> Pruned:
     A partition is past its retention when its whole day is. Apps that hold partitions back may keep them longer, and drop them
     themselves. A role that does not own the tables only deletes rows. If another process is pruning, do nothing.
 
+    Args:
+        now: the current time, by default that of the database's clock.
+
     Raises:
         ConfigurationError: the settings configure the pipeline, but its app is not installed.
     """
     _require_apps()
-    now = now or datetime.now(UTC)
     holds = _active_holds()
-    last_kept = day_at(now - max([conf.settings().retention, *holds.values()]))
-    before = midnight(last_kept)
     pruned = Pruned()
     with database.connect_session(using, application_name="outbox maintenance", patience=SESSION_LIMIT) as connection:
         connection.execute(END_IDLE_SESSION)
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             return pruned
+        now = now or connection.execute(NOW).fetchall()[0][0]
+        last_kept = day_at(now - max([conf.settings().retention, *holds.values()]))
+        before = midnight(last_kept)
         may_drop = partitions.rights(connection).may_drop  # checked first, so that no lock is taken for nothing
         for day in partitions.days(connection):
             if day < last_kept:
@@ -287,7 +296,7 @@ def _prune_day(connection: Connection, day: date, pruned: Pruned, holds: Iterabl
 
 
 def _delete_old_rows(connection: Connection, table: str, condition: str, *, before: datetime, now: datetime) -> int:
-    statement = DELETE_FROM.format(table=table, condition=condition)
+    statement = DELETE_FROM.format(table=table, condition=condition, unlocked=UNLOCKED if table in OLD_ROWS else "")
     deleted = 0
     while True:
         count = connection.execute(statement, {"before": before, "now": now, "limit": SLICE}).rowcount

@@ -24,7 +24,7 @@ from outbox.database import Connection
 from outbox.database.identity import require_identity
 from outbox.errors import FenceLost
 from outbox.failpoints import failpoint
-from outbox.logs import get_logger, log_fields
+from outbox.logs import error_text, get_logger, log_fields
 from outbox.message import TopicType
 from outbox.models import State
 from outbox.outages import Backoff, Random
@@ -275,7 +275,7 @@ class Relay:
 
     def _return_after_error(self, batches: Sequence[ClaimedBatch], error: Exception) -> None:
         """Release batches after an error in the code of the relay, so that they do not stay claimed until their lease is over."""
-        reason = f"The relay failed: {type(error).__name__}: {error}"
+        reason = f"The relay failed: {error_text(error)}"
         topic, ids = batches[0].topic, [batch.id for batch in batches]
         logger.error("Batches %s of topic %s: %s", ids, topic, reason, exc_info=error, extra=log_fields(topic=topic, batches=ids))
         for batch in batches:

@@ -24,7 +24,7 @@ from outbox.batches.batch import BatchSendResult, ClaimedBatch, SplitReason, Una
 from outbox.brokers.base import Broker, Outgoing, SendResult, SendStatus
 from outbox.brokers.capabilities import HalfMessages
 from outbox.database import Connection
-from outbox.logs import get_logger, log_fields
+from outbox.logs import error_text, get_logger, log_fields
 from outbox.relay.breaker import Breakers, BreakerState, Budget
 from outbox.relay.cloudevents import OutgoingBuilder
 
@@ -268,7 +268,7 @@ class Sender:
             with tracing.send(messages), self.timed(messages):
                 outcomes = HalfMessages.of(self.broker).send_halves(messages) if is_half else self.broker.send(messages)
         except Exception as error:
-            reason = f"Broker {self.broker.alias!r} raised {type(error).__name__}: {error}"
+            reason = f"Broker {self.broker.alias!r} raised {error_text(error)}"
             logger.exception("%s. Batches: %s.", reason, _batch_ids(batches), extra=self._log_fields(batches))
             return [SendResult(SendStatus.UNSURE, reason=reason)] * len(messages)
         if len(outcomes) != len(messages):

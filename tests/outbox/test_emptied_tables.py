@@ -160,7 +160,7 @@ class TestMessagesOfATopicWithoutARow:
         }
         assert sorted(one.obj for one in found) == sorted(f"topic {name!r}" for name in names.values())
         assert read_timeline("default", message).topic == names["apples"]
-        assert "no relay sends them" in (why(database.raw("default"), message) or "")
+        assert "no relay sends them" in (why(database.raw("default"), message, using="default") or "")
 
     def test_are_sent_when_settings_have_it_again(self, operator, settings, handled):
         publish("apples")

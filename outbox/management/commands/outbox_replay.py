@@ -60,7 +60,7 @@ class Command(BaseCommand):
         parser.add_argument("message_id", nargs="*", metavar="MESSAGE_ID", help="only these messages")
         parser.add_argument("--all", action="store_true", help="all messages that would be listed")
         kind = parser.add_mutually_exclusive_group()
-        kind.add_argument("--unsent", action="store_true", help="dead messages, which the broker rejected")
+        kind.add_argument("--unsent", action="store_true", help="dead messages: rejected, without a row, or perhaps published")
         kind.add_argument("--lost", action="store_true", help="messages in the open gaps of groups")
         kind.add_argument("--ignored", action="store_true", help="messages that a group ignored and now has a handler for")
         parser.add_argument("--topic", action="append", metavar="NAME", help="only of this topic; may be repeated")

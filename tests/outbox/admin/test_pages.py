@@ -121,7 +121,7 @@ class TestOverview:
 
         cards = {card["name"]: card["number"] for card in page.context["cards"]}
         assert (cards["Backlog"], cards["Dead messages"]) == (3, 1)
-        assert "1 message cannot be sent: rejected by the broker, or without a row." in page.text
+        assert "1 message is dead: rejected, without a row, or perhaps published." in page.text
         assert f'<a href="{reverse("admin:outbox_messagerow_changelist")}?topic=orders&amp;state=waiting">3</a>' in page.text
 
     def test_links_to_no_page_that_the_person_may_not_see(self, operator, orders):

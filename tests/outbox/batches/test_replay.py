@@ -213,6 +213,17 @@ class TestSettleAll:
         sent.refresh_from_db()
         assert sent.state == State.SENT
 
+    def test_refuses_what_has_neither_row_nor_copy(self, connection):
+        batches = [dead(size=2), dead(), dead()]
+        gone = [str(batches[0].message_ids[1]), str(batches[2].message_ids[0])]
+        MessageRow.objects.filter(id__in=gone).delete()
+
+        result = replay_all(connection, by="ada")
+
+        assert (result.messages, sorted(result.refused)) == (2, sorted(gone))
+        assert MessageState.objects.get(id=batches[0].message_ids[0]).state == "released"
+        assert sorted(Batch.objects.filter(state=State.DEAD).values_list("id", flat=True)) == [batches[0].id, batches[2].id]
+
     def test_keeps_to_a_topic(self, connection):
         mine, other = TopicFactory(), TopicFactory()
         dead(topic=mine)

@@ -79,7 +79,7 @@ class TestOutboxStatus:
             "relay    shop    7  default            1  closed   long-running  0.0 s ago",
             "",
             "Needs attention:",
-            "! Topic 'orders': (outbox.rejected) 3 messages cannot be sent: rejected by the broker, or without a row. See the "
+            "! Topic 'orders': (outbox.rejected) 3 messages are dead: rejected, without a row, or perhaps published. See the "
             "reasons with outbox_replay --unsent --topic orders; correct them, then add --all to send again, or --all --discard.",
         ]
 

@@ -135,9 +135,19 @@ class TestTopics:
         [one] = read()
 
         assert one.line == (
-            "Topic 'broken': (outbox.rejected) 2 messages cannot be sent: rejected by the broker, or without a row. See the "
+            "Topic 'broken': (outbox.rejected) 2 messages are dead: rejected, without a row, or perhaps published. See the "
             "reasons with outbox_replay --unsent --topic broken; correct them, then add --all to send again, or --all --discard."
         )
+
+    def test_name_commands_that_act_on_the_database_of_the_topic(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "TOPICS": {"broken": {}}}
+        topic = TopicFactory(name="broken", paused=True, paused_at=ago(hours=25))
+        BatchFactory(topic=topic, state=State.DEAD)
+
+        rejected, paused = read_attention(database.raw("default"), "other")
+
+        assert "outbox_replay --unsent --topic broken --database other;" in rejected.hint
+        assert paused.hint == "End the pause with outbox_pause broken --database other --resume."
 
     def test_name_what_waits_too_long_and_where_to_ask_why(self, read):
         topic = TopicFactory(name="slow")
@@ -166,7 +176,7 @@ class TestTopics:
             ("outbox.paused", "It is paused by ann for 25 h: a fix. 1 message waits.")
         ] * (hours == 25)
         for one in found:
-            assert one.hint == "End the pause with outbox_pause held --resume."
+            assert one.hint == "End the pause with outbox_pause held --database default --resume."
 
     def test_name_one_that_the_settings_do_not_have(self, settings):
         TicketFactory(topic=TopicFactory(name="former"))

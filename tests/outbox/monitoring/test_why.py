@@ -29,7 +29,7 @@ def relay():
 
 @pytest.fixture
 def ask():
-    return lambda message_id: why(database.raw("default"), message_id)
+    return lambda message_id, using="default": why(database.raw("default"), message_id, using=using)
 
 
 def a_consumer(group="cart", **fields):
@@ -63,7 +63,8 @@ class TestUnsent:
         ticket = TicketFactory(topic=orders)
 
         assert ask(ticket.message_id) == (
-            "Topic 'orders': (outbox.paused) It is paused by anna: stocktaking. End the pause with outbox_pause orders --resume."
+            "Topic 'orders': (outbox.paused) It is paused by anna: stocktaking. End the pause with outbox_pause orders "
+            "--database default --resume."
         )
 
     def test_where_the_settings_have_no_such_topic(self, ask, relay):
@@ -136,7 +137,8 @@ class TestUnsent:
         batch = BatchFactory(topic=orders, state=State.DEAD, last_error="Too large.")
 
         one = batch.message_ids[0]
-        assert ask(one) == f"It cannot be sent: Too large. Replay it with outbox_replay --unsent {one}, or add --discard."
+        assert ask(one) == f"It is dead: Too large. Replay it with outbox_replay --unsent {one}, or add --discard."
+        assert f"outbox_replay --unsent {one} --database other, or" in ask(one, using="other")
 
     def test_where_an_operator_has_discarded_it(self, orders, ask):
         batch = BatchFactory(topic=orders, state=State.DISCARDED)
@@ -161,7 +163,7 @@ class TestBehindItsKey:
         ticket = TicketFactory(topic=bills, order_key=5, message=MessageRowFactory(topic=bills, key="A1"))
 
         assert ask(ticket.message_id) == (
-            f"It waits behind message {head.message_ids[0]} of the same key 'A1', which the broker rejected: "
+            f"It waits behind message {head.message_ids[0]} of the same key 'A1', which is dead: "
             "replay or discard it with outbox_replay --unsent."
         )
 

@@ -4,6 +4,7 @@ import threading
 import psycopg
 import pytest
 
+from outbox.database import loop_errors
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
 from outbox.outages import Backoff
 from outbox.relay import loops
@@ -15,6 +16,13 @@ from tests.waiting import wait_until
 def _short_waits(monkeypatch):
     monkeypatch.setattr(loops, "MAX_ERROR_SECONDS", 0.01)
     monkeypatch.setattr(loops, "BACKOFF", Backoff(loops.BACKOFF.base, loops.BACKOFF.limit, lambda: 0.01))
+
+
+class Unreadable(Exception):
+    """An error of another package whose text cannot be read."""
+
+    def __str__(self):
+        raise AttributeError("response")
 
 
 class Work:
@@ -52,6 +60,18 @@ def start():
 
 
 class TestRepeatingThread:
+    def test_outlasts_an_error_whose_text_cannot_be_read(self, start, caplog):
+        def step():
+            with loop_errors.recording(loop_errors.Loop("check loop")):
+                return work()
+
+        work = Work(Unreadable(), True)
+
+        start(step)
+
+        assert work.is_done.wait(5)
+        assert "(its __str__ raised AttributeError)" in caplog.text
+
     def test_goes_on_at_once_while_there_is_more_to_do(self, start):
         work = Work(True, True, False)
 

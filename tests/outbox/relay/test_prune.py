@@ -33,6 +33,7 @@ OLD = date(2001, 2, 3)
 NOW = datetime(2001, 2, 20, 12, tzinfo=UTC)  # with the retention of 7 days, the 13th is the first day that is kept
 LONG_AGO = datetime(2001, 2, 3, 12, tzinfo=UTC)
 BRIEFLY = timedelta(milliseconds=150)
+DAY = timedelta(days=1)
 
 
 @pytest.fixture(autouse=True)
@@ -244,6 +245,18 @@ class TestBooks:
 
         assert Gap.objects.exists()
 
+    def test_lose_the_other_rows_while_a_publisher_takes_an_expired_idempotency_key(self, connect, monkeypatch):
+        monkeypatch.setattr("outbox.relay.maintenance.SESSION_LIMIT", BRIEFLY)
+        self.write_books(LONG_AGO)
+        self.write_books(LONG_AGO + DAY)
+        publisher = connect()
+        with publisher.transaction():
+            publisher.execute("UPDATE outbox_idempotency_key SET message_id = message_id WHERE expires_at < %s", [LONG_AGO + DAY])
+
+            pruned = prune("default", now=NOW)
+
+        assert (pruned.rows["outbox_idempotency_key"], pruned.rows["outbox_dead"]) == (1, 2)
+
     def test_are_deleted_slice_by_slice(self, monkeypatch):
         monkeypatch.setattr("outbox.relay.maintenance.SLICE", 2)
         for _ in range(5):
@@ -272,6 +285,19 @@ class TestBooks:
 
 
 class TestPrune:
+    def test_goes_by_the_clock_of_the_database(self, monkeypatch):
+        class Ahead(datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return datetime.now(tz) + timedelta(days=30)
+
+        monkeypatch.setattr("outbox.relay.maintenance.datetime", Ahead)
+        handled = InboxFactory()
+
+        prune("default")
+
+        assert Inbox.objects.filter(pk=handled.pk).exists()
+
     def test_is_done_by_one_at_a_time(self, connect):
         connect().execute(f"SELECT pg_advisory_lock({Lock.PRUNE}, 0)")
 
