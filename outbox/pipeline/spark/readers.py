@@ -230,7 +230,8 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
     """Return the rows of a frame's files. Page checksums are verified if the writer has added them."""
-    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*files)
+    names = [re.sub(r"[]{}*?[\\]", r"\\\g<0>", file) for file in files]  # Spark would take these characters for a pattern
+    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*names)
 
 
 def unreadable_file(error: Exception) -> str:
