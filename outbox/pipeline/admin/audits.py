@@ -57,7 +57,7 @@ ACKNOWLEDGE = BulkAct(
     "acknowledge",
     _("Acknowledge findings"),
     _("Acknowledge"),
-    _("Findings to acknowledge"),
+    _("Acknowledged"),
     _("They are closed. No message is sent."),
 )
 

@@ -290,7 +290,7 @@ class TestAcknowledging:
 
         later.refresh_from_db()
         row.refresh_from_db()
-        assert "Findings to acknowledge: 1." in answer.text
+        assert "Acknowledged: 1." in answer.text
         assert (row.acknowledged_by, later.acknowledged_at) == ("ada", None)
 
     def test_leaves_a_note_that_is_there(self, client, operator, lost):
