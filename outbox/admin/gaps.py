@@ -90,12 +90,13 @@ class GapAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Deliver lost messages again"), permissions=["deliver"])
     def deliver(self, request: HttpRequest, queryset: QuerySet[Gap]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then deliver the messages that can be delivered."""
-        gaps = list(queryset.filter(closed_at=None))
+        at = as_of(request)
+        gaps = list(queryset.filter(closed_at=None, found_at__lte=at))
         rows = [row for row in lost(queryset.db) if any(_has(gap, row) for gap in gaps)]
         counts, refused = Counter[str](), Counter[str]()
         for row in rows:
             (refused if row.refused else counts)[row.refused or _("{}, group {}").format(row.topic, row.group)] += row.messages
-        form = reason_form(request, count=counts.total(), at=as_of(request))
+        form = reason_form(request, count=counts.total(), at=at)
         if form.count and not form.is_valid():
             notes = [_("Not delivered: {}. {}").format(number, why) for why, number in refused.items()]
             hidden = chosen_rows(request)

@@ -9,6 +9,7 @@ Make the configuration of Spark jobs from Django's settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -331,8 +332,16 @@ def _topics_of(broker: str) -> Sequence[str]:
     return [topic.name for topic in conf.topics_of(broker)]
 
 
+TLS_PARAMETERS = ("sslmode", "sslrootcert", "sslcert", "sslkey")
+SCHEMAS_AND_ROLE = "SELECT current_setting('search_path'), current_setting('role')"
+
+
 def database_source(alias: str, reader: Reader = "jdbc") -> Source:
-    """Return the URL with which jobs connect to a database of Django. If that is a Unix socket, the reader is `python`."""
+    """
+    Return the URL with which jobs connect to a database of Django, to the same schema and as the same role as Django.
+
+    If that is a Unix socket, the reader is `python`.
+    """
     with database.connect_session(alias, application_name="outbox audit") as connection:
         info = connection.info
         # `info.get_parameters()` would do the same, but fails without a home directory.
@@ -342,12 +351,18 @@ def database_source(alias: str, reader: Reader = "jdbc") -> Source:
         if info.password:
             login += f":{quote(info.password, safe='')}"
         name = quote(info.dbname, safe="")
-        query: dict[str, str | int] = {key: parameters[key] for key in ("sslmode", "sslrootcert") if key in parameters}
+        query: dict[str, str | int] = {key: parameters[key] for key in TLS_PARAMETERS if key in parameters}
+        [(schemas, role)] = connection.execute(SCHEMAS_AND_ROLE).fetchall()
+        # Other options, such as a statement_timeout, are meant for shorter statements.
+        session = {"search_path": schemas} if "options" in parameters else {}
+        session |= {"role": role} if role != "none" else {}
+        if session:
+            query["options"] = " ".join(f"-c{name}=" + re.sub(r"[\s\\]", r"\\\g<0>", value) for name, value in session.items())
         if info.host.startswith("/"):
-            url = f"postgresql://{login}@/{name}?{urlencode({**query, 'host': info.host, 'port': info.port})}"
-            return Source(url, reader="python")
-        url = f"postgresql://{login}@{info.host}:{info.port}/{name}"
-        return Source(f"{url}?{urlencode(query)}" if query else url, reader=reader)
+            query |= {"host": info.host, "port": info.port}
+            return Source(f"postgresql://{login}@/{name}?{urlencode(query, quote_via=quote)}", reader="python")
+        more = f"?{urlencode(query, quote_via=quote)}" if query else ""
+        return Source(f"postgresql://{login}@{info.host}:{info.port}/{name}{more}", reader=reader)
 
 
 def _groups(using: str) -> list[AuditedGroup]:

@@ -27,6 +27,7 @@ from outbox.database.identity import require_identity
 from outbox.database.locks import Lock
 from outbox.errors import BrokerUnavailable
 from outbox.failpoints import failpoint
+from outbox.logs import storable
 from outbox.message import TopicType
 
 PAST_RETENTION = "recorded_at < %(before)s"
@@ -257,5 +258,6 @@ def _row(delivery: Delivery, *, is_fifo: bool) -> tuple[object, ...]:
     """
     info = DeliveryInfo.of(delivery)
     delivery_count = 1 if is_fifo and delivery.pos is not None else info.delivery_count
+    key_and_tag = storable(delivery.key), storable(delivery.tag)
     position = delivery.queue, delivery.pos, delivery_count, delivery.stored_at
-    return info.topic, info.message_id, info.source, info.lane, info.number, delivery.key, delivery.tag, *position
+    return info.topic, info.message_id, info.source, info.lane, info.number, *key_and_tag, *position

@@ -68,7 +68,8 @@ def audit_lock(using: str) -> Iterator[None]:
     with database.connect_session(using, application_name="outbox audit run") as connection:
         if connection.execute(TRY_LOCK).fetchone() != (True,):
             run = AuditRun.objects.using(using).filter(state=AuditRun.RunState.RUNNING).order_by("-id").first()
-            since = f": run {run.pk}, on {run.host} since {run.started_at:%Y-%m-%d %H:%M:%S} UTC" if run else ""
+            began = database.aware(run.started_at).astimezone(UTC) if run else None
+            since = f": run {run.pk}, on {run.host} since {began:%Y-%m-%d %H:%M:%S} UTC" if run else ""
             raise AuditRunning(
                 f"An audit of database {using!r} is already running{since}.", hint="Wait for it, or stop its process."
             )

@@ -57,7 +57,7 @@ ACKNOWLEDGE = BulkAct(
     "acknowledge",
     _("Acknowledge findings"),
     _("Acknowledge"),
-    _("Findings to acknowledge"),
+    _("Acknowledged"),
     _("They are closed. No message is sent."),
 )
 
@@ -150,10 +150,11 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then send the messages again, with one transaction and log entry per finding."""
-        using = router.db_for_write(AuditFinding)
-        plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:MAX_FINDINGS]]
+        using, at = router.db_for_write(AuditFinding), as_of(request)
+        chosen = queryset.filter(run__ended_at__lte=at).select_related("run").order_by("id")
+        plans = [repair.plan(finding, using) for finding in chosen[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
-        form = reason_form(request, count=sum(counts.values()), at=as_of(request))
+        form = reason_form(request, count=sum(counts.values()), at=at)
         if form.count and not form.is_valid():
             notes = [_("Not sent: {}. {}").format(count, reason) for reason, count in refused.items()]
             return impact_page(
@@ -180,9 +181,10 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Acknowledge with note"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
-        chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:MAX_FINDINGS])
+        at = as_of(request)
+        chosen = list(queryset.filter(acknowledged_at=None, run__ended_at__lte=at).order_by("id")[:MAX_FINDINGS])
         counts = Counter(finding.topic for finding in chosen)
-        form = reason_form(request, count=len(chosen), at=as_of(request))
+        form = reason_form(request, count=len(chosen), at=at)
         if chosen and not form.is_valid():
             return impact_page(
                 self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=MAX_FINDINGS

@@ -571,8 +571,9 @@ def find_message(lake: Lake, message_id: UUID) -> ArchivedMessage | None:
     for commit in reversed(commits):  # the latest attempt first
         for row in _rows(lake, commit, "messages", message_id):
             commits_of_both_days = [*commits, *lake.committed(str(day + timedelta(days=1)))]
-            handled = [row for near in commits_of_both_days for row in _rows(lake, near, "inbox", message_id)]
-            return ArchivedMessage(row, commit.name, sorted(handled, key=lambda row: row["handled_at"]))
+            inbox = (row for near in commits_of_both_days for row in _rows(lake, near, "inbox", message_id))
+            handled = {tuple(row[name] for name in INBOX.identity): row for row in inbox}  # several commits may contain a row
+            return ArchivedMessage(row, commit.name, sorted(handled.values(), key=lambda row: row["handled_at"]))
     return None
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
 
 import psycopg
 import pyarrow as pa
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from outbox.pipeline.spark.archiver import ArchiveConfig  # executors do not have what it imports
 
 
+SAME_IN_JDBC = ("sslmode", "sslrootcert", "sslcert", "sslkey", "options")  # parameters with the same name and values in libpq
 DRIVER = "org.postgresql.Driver"  # Spark does not always find it if it is not named
 
 
@@ -53,8 +54,8 @@ def jdbc_url(url: str) -> tuple[str, dict[str, str]]:
     if host.startswith("/"):
         raise HistoryError(f'JDBC cannot use the Unix socket in {host}. Set reader="python", or connect to a host and port.')
     address = f"jdbc:postgresql://{host}:{parameters.get('port', '5432')}/{quote(parameters.get('dbname', 'postgres'), safe='')}"
-    if "sslmode" in parameters:
-        address += f"?sslmode={parameters['sslmode']}"
+    if more := {name: parameters[name] for name in SAME_IN_JDBC if name in parameters}:
+        address += f"?{urlencode(more, quote_via=quote)}"
     return address, {"user": parameters.get("user", "postgres"), "password": parameters.get("password", "")}
 
 
@@ -229,7 +230,8 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
     """Return the rows of a frame's files. Page checksums are verified if the writer has added them."""
-    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*files)
+    names = [re.sub(r"[]{}*?[\\]", r"\\\g<0>", file) for file in files]  # Spark would take these characters for a pattern
+    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*names)
 
 
 def unreadable_file(error: Exception) -> str:

@@ -1,4 +1,5 @@
 import re
+from datetime import UTC, datetime
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -53,6 +54,17 @@ def test_delivers_lost_messages_again(operator, gap):
     assert Deferred.objects.filter(consumer_group="cart", reason="lost").count() == 2
     assert {*OperatorAct.objects.values_list("act", "reason")} == {("delivered again", "a node was lost")}
     assert "Delivered again: 2" in LogEntry.objects.get().change_message
+
+
+def test_leaves_gaps_alone_that_were_found_after_the_question(operator, gap):
+    client = operator("view_gap", "replay_deferred")
+    page = deliver(client, gap, select_across="1")
+    hidden = dict(re.findall(r'<input type="hidden" name="(as_of|shown)" value="([^"]*)"', page.text))
+    Gap.objects.update(found_at=datetime.now(UTC))
+
+    page = deliver(client, gap, select_across="1", reason="because", **hidden)
+
+    assert not Deferred.objects.exists()
 
 
 def test_delivers_nothing_without_permission(operator, gap):

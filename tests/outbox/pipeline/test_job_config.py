@@ -2,12 +2,13 @@ from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
+import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, connections
 
 from outbox.brokers.memory import MemoryBroker
 from outbox.errors import ConfigurationError
-from outbox.pipeline.job_config import pipeline_config
+from outbox.pipeline.job_config import database_source, pipeline_config
 from outbox.pipeline.models import RecordedTopic
 
 SETTLE = timedelta(minutes=5)
@@ -41,6 +42,19 @@ class TestWhatTheJobIsTold:
         assert config.outbox.url.startswith("postgresql://")
         assert connection.settings_dict["NAME"] in config.outbox.url
         assert [broker.url for broker in config.brokers] == [config.outbox.url]
+
+    def test_names_the_schema_and_the_role_of_the_database_but_no_time_limit(self, monkeypatch):
+        options = {"options": r'-c search_path="My\ \\schema",public -c statement_timeout=1min', "assume_role": "pg_monitor"}
+        settings = {**connection.settings_dict, "OPTIONS": connection.settings_dict["OPTIONS"] | options}
+        monkeypatch.setitem(connections.settings, "north", settings)
+        try:
+            with psycopg.connect(database_source("north").url) as opened:
+                names = ("search_path", "role", "statement_timeout")
+                found = [opened.execute("SELECT current_setting(%s)", [name]).fetchone()[0] for name in names]
+        finally:
+            del connections["north"]
+
+        assert found == [r'"My \schema",public', "pg_monitor", "0"]
 
     def test_names_it_without_a_home_directory_too(self, monkeypatch):
         monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))

@@ -8,6 +8,7 @@ from io import StringIO
 import psycopg
 import pytest
 from django.core.management import CommandError, call_command
+from msgspec.structs import replace
 
 from outbox import conf, database
 from outbox.brokers.base import Broker
@@ -74,6 +75,16 @@ class TestRecorder:
         assert (other.tag, other.source, other.lane) == ("cancelled", "", None)
         assert abs(datetime.now(UTC) - one.stored_at) < timedelta(minutes=1)
         assert broker.backlog("recorder").waiting["orders"] == 0
+
+    def test_escapes_what_no_text_of_the_database_can_hold(self, broker, recorder, monkeypatch):
+        broker.send([outgoing(Placed("1"))])
+        receive = MemoryBroker.receive
+        with monkeypatch.context() as other_producer:
+            odd = {"key": "a\x00b\udcff", "tag": "\x00"}
+            other_producer.setattr(MemoryBroker, "receive", lambda *a, **k: [replace(one, **odd) for one in receive(*a, **k)])
+            recorder.run_once(AT_ONCE)
+
+        assert list(RecordedMessage.objects.values_list("key", "tag")) == [("a\\x00b\\udcff", "\\x00")]
 
     def test_has_two_rows_of_a_message_that_is_stored_twice(self, broker, recorder):
         broker.duplicate("send")

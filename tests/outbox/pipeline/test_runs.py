@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
@@ -131,6 +131,16 @@ class TestASecondRun:
 
             assert runs.state_of(first) == State.RUNNING
         assert AuditRun.objects.count() == 1
+
+    def test_says_in_utc_since_when_the_first_runs(self, settings):
+        settings.USE_TZ, settings.TIME_ZONE = False, "Australia/Lord_Howe"
+        first = runs.begin("default", asked_by="command", since=None, settle_seconds=1)
+        AuditRun.objects.filter(pk=first.pk).update(started_at=datetime(2026, 11, 1, 14, tzinfo=UTC))
+        with database.connect("default") as holder:
+            holder.execute(runs.TRY_LOCK)
+
+            with pytest.raises(AuditRunning, match="since 2026-11-01 14:00:00 UTC"), runs.audit_lock("default"):
+                pass
 
     def test_says_that_the_first_is_dead_whose_process_is_gone(self, config, job_that, caplog):
         job_that("is clean")

@@ -58,8 +58,9 @@ def page_of(run):
     return reverse("admin:outbox_pipeline_auditrun_change", args=[run.pk])
 
 
-def choose(client, action, rows):
-    return client.post(reverse(LIST), {"action": action, "_selected_action": [str(row.pk) for row in rows], "index": "0"})
+def choose(client, action, rows, **more):
+    chosen = {"action": action, "_selected_action": [str(row.pk) for row in rows], "index": "0"}
+    return client.post(reverse(LIST), {**chosen, **more})
 
 
 def confirm(client, page, **filled):
@@ -238,6 +239,14 @@ class TestSendingAgain:
         assert Batch.objects.count() == 2
         assert LogEntry.objects.count() == 1
 
+    def test_leaves_what_a_later_audit_found(self, client, lost, sent):
+        page = choose(client, "resend", lost(2), select_across="1")
+        lost(3)
+
+        confirm(client, page)
+
+        assert list(AuditFinding.objects.order_by("id").values_list("resent_count", flat=True)) == [1, 0]
+
     def test_needs_a_reason(self, client, lost, sent):
         page = confirm(client, choose(client, "resend", lost(2)), reason="")
 
@@ -271,6 +280,18 @@ class TestAcknowledging:
         assert LogEntry.objects.get().get_change_message() == "Acknowledged. Note: restored from a <b>backup</b>"
         page = client.get(reverse("admin:outbox_pipeline_auditfinding_change", args=[row.pk])).text
         assert "restored from a &lt;b&gt;backup&lt;/b&gt;" in page
+
+    def test_leaves_what_a_later_audit_found(self, client, lost):
+        (row,) = lost(2)
+        page = choose(client, "acknowledge", [row], select_across="1")
+        (later,) = lost(3)
+
+        answer = confirm(client, page)
+
+        later.refresh_from_db()
+        row.refresh_from_db()
+        assert "Acknowledged: 1." in answer.text
+        assert (row.acknowledged_by, later.acknowledged_at) == ("ada", None)
 
     def test_leaves_a_note_that_is_there(self, client, operator, lost):
         (row,) = lost(2)

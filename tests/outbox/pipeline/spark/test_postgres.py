@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
 from django.db import connection
@@ -172,6 +173,26 @@ class TestAJdbcAddress:
 
         assert address == "jdbc:postgresql://db:5433/the%20shop?sslmode=require"
         assert login == {"user": "shop", "password": "s@fe"}
+
+    def test_has_the_options_and_certificates_of_libpqs(self):
+        options = "options=-c%20search_path%3Dnorth%2Cpublic&sslrootcert=%2Fetc%2Fca%20of%20db.pem"
+
+        address, _ = jdbc_url(f"postgresql://shop@db/shop?sslmode=verify-full&{options}")
+
+        query = dict(parse_qsl(urlsplit(address.removeprefix("jdbc:")).query))
+        assert query == {
+            "sslmode": "verify-full",
+            "options": "-c search_path=north,public",
+            "sslrootcert": "/etc/ca of db.pem",
+        }
+
+    @pytest.mark.usefixtures("jar")
+    def test_leads_to_the_same_schema(self, spark, config):
+        source = replace(config.outbox, url=f"{config.outbox.url}?options={quote('-c search_path=pg_catalog')}")
+        with exported_snapshot(source.url) as (_, snapshot):
+            rows = read_by_jdbc(spark, source, "SELECT current_schema() AS schema", (0, 0), snapshot).collect()
+
+        assert [row.schema for row in rows] == ["pg_catalog"]
 
     def test_cannot_be_a_socket(self):
         with pytest.raises(HistoryError, match='Set reader="python"'):

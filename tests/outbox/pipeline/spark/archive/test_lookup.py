@@ -8,6 +8,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
+from outbox import database
 from outbox.message import Message
 from outbox.models import MessageRow
 from outbox.pipeline.spark import LakeError
@@ -35,6 +36,16 @@ class TestFindMessage:
         assert find_message(lake, message_id()) is None
         assert find_message(lake, UUID(ids[0][:-1] + ("0" if ids[0][-1] != "0" else "1"))) is None
         assert find_message(lake, UUID(int=2**128 - 1)) is None
+
+    def test_gives_each_handling_once_though_several_commits_have_it(self, archive, lake, ids):
+        with database.connect("default") as reader, reader.transaction():  # days are committed, and cannot be deleted
+            reader.execute("SELECT count(*) FROM outbox_message")
+            archive()
+
+        found = find_message(lake, UUID(ids[2]))
+
+        assert len([commit for commit in lake.committed() if commit.frames["inbox"].rows]) == 2
+        assert [row["consumer_group"] for row in found.handled] == ["cart"]
 
     def test_names_the_file_that_is_no_parquet(self, archive, lake, ids):
         archive()

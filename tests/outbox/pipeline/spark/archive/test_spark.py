@@ -53,6 +53,14 @@ class TestSpark:
         assert seen(spark, source, lake) == [ids, ids]
         assert state_of(FIRST) == ("deleted", 1, PER_DAY)
 
+    def test_takes_the_name_of_the_lake_literally(self, spark, source, archive, lake, ids):
+        lake.root = lake.root.parent / "lake [a-b] {x,y} 100%20 é"
+
+        archive(before=SECOND, writer=SparkWriter(ArchiveConfig(PipelineConfig(source), str(lake.root), BEFORE)))
+
+        assert state_of(FIRST) == ("deleted", 1, PER_DAY)
+        assert seen(spark, source, lake) == [ids, ids]
+
     def test_reads_by_psycopg_as_by_jdbc(self, spark, source, archive, lake, ids):
         by_psycopg = type(source)(source.url, reader="python")
         config = ArchiveConfig(PipelineConfig(by_psycopg, shuffle_partitions=2), str(lake.root), BEFORE)
