@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 
 
 class SendStatus(enum.StrEnum):

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import amqp
 from amqp.exceptions import AMQPError
@@ -206,6 +207,7 @@ def connect(
         on_unblocked=lambda: on_block(False),
         frame_handler=tolerant_frame_handler,
     )
+    connection.Channel = partial(amqp.Channel, auto_decode=False)  # type: ignore[assignment]  # a body stays the bytes that were sent
     connection.connect()
     return connection
 

@@ -11,6 +11,7 @@ import amqp
 from msgspec.structs import replace
 
 from outbox.brokers.base import Delivery, Outgoing, SendResult, SendStatus
+from outbox.brokers.types import MAX_DELIVERY_COUNT
 from outbox.message import Header
 
 KEY = "outbox-key"
@@ -28,7 +29,6 @@ REASONS = {  # reason in "x-death" -> text for operators
 }
 
 PERSISTENT = 2
-MAX_DELIVERY_COUNT = 1_000_000  # another producer may have written any number
 MAX_NAME_BYTES = 255  # of a header's name or a routing key
 MAX_HEADER_BYTES = 100_000  # of all headers together, because they travel in one frame of 128 KiB
 

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator
+from http.client import HTTPException
 from typing import Any
 
 from outbox.brokers.rabbitmq.options import RabbitMQOptions
@@ -49,7 +50,7 @@ def problems_of_queues(options: RabbitMQOptions, groups: Collection[tuple[str, s
     try:
         queues = _get_rows(options, "queues", COLUMNS)
         bindings = _get_rows(options, "bindings", ("source", "destination"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         hint = 'Correct OPTIONS["MANAGEMENT_URL"], or give USER the tag management: rabbitmqctl set_user_tags USER management'
         yield weak(f"The management API of RabbitMQ does not answer: {error}.", hint)
         return
@@ -96,7 +97,7 @@ def _problems_of_members(queues: list[dict[str, Any]], wanted: int) -> Iterator[
 
 
 def _get_rows(options: RabbitMQOptions, kind: str, columns: Collection[str]) -> list[dict[str, Any]]:
-    """Return the queues or the bindings of our virtual host. Raises OSError or ValueError."""
+    """Return the queues or the bindings of our virtual host. Raises OSError, ValueError or HTTPException."""
     path = f"/api/{kind}/{urllib.parse.quote(options.virtual_host, safe='')}?columns={','.join(columns)}"
     credentials = base64.b64encode(f"{options.user}:{options.password}".encode()).decode()
     headers = {"Authorization": f"Basic {credentials}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -58,7 +59,8 @@ class Permissions:
         """Return the command that grants all permissions that are needed."""
         ours = rf"outbox\.owner\..*|({'|'.join(map(re.escape, self._topics))})(:.*)?"
         written = rf"{ours}|amq\.default"
-        return f"rabbitmqctl set_permissions -p {self._virtual_host} {self._user} '^({ours})$' '^({written})$' '^({ours})$'"
+        names = (self._virtual_host, self._user, f"^({ours})$", f"^({written})$", f"^({ours})$")
+        return f"rabbitmqctl set_permissions -p {shlex.join(names)}"
 
     def problems_of_groups(self, channel: amqp.Channel, groups: Sequence[tuple[TopicSpec, str]]) -> Iterator[Finding]:
         """Yield topics that this user may not write to, and groups whose queues it may not read."""

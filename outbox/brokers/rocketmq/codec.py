@@ -17,6 +17,7 @@ import msgspec
 from outbox.brokers.base import DEFAULT_MAX_BODY_BYTES, Delivery, Outgoing
 from outbox.brokers.rocketmq.remoting.frames import COMPRESSED, HALF, StoredMessage
 from outbox.brokers.rocketmq.stubs import definition
+from outbox.brokers.types import MAX_DELIVERY_COUNT
 from outbox.message import Half, Header, TopicType
 
 _headers = msgspec.json.Decoder(dict[str, str])
@@ -184,7 +185,7 @@ def to_delivery(message: Any, group: str) -> Delivery:
         key=key,
         tag=system.tag,
         headers=headers,
-        delivery_count=system.delivery_attempt or 1,
+        delivery_count=_count(system.delivery_attempt),
         stored_at=_time(system.store_timestamp),
         queue=f"{broker}/{system.queue_id}",  # unique in the cluster
         pos=system.queue_offset,
@@ -204,7 +205,7 @@ def stored_delivery(stored: StoredMessage, *, group: str, topic: str, receipt: s
         key=key,
         tag=stored.properties.get("TAGS", ""),
         headers=headers,
-        delivery_count=max(1, stored.retries),
+        delivery_count=_count(stored.retries),
         stored_at=stored.stored_at,
         queue=stored.topic,
         pos=stored.log_offset,
@@ -255,6 +256,11 @@ def _read(properties: Mapping[str, str]) -> tuple[dict[str, str], str, str]:
 def _message_id(wire_id: str, headers: Mapping[str, str]) -> str:
     """Return the id of a message; "" if its body is unreadable, which makes it a dead letter."""
     return "" if Header.UNREADABLE in headers else headers.get(Header.ID) or wire_id.partition(HALF_MARK)[0]
+
+
+def _count(deliveries: int) -> int:
+    """Return a number of deliveries, which another producer may have set to any number."""
+    return min(max(1, deliveries), MAX_DELIVERY_COUNT)
 
 
 def _time(stamp: Any) -> datetime | None:

@@ -214,7 +214,7 @@ class RemotingClient:
             NotConnected: no name server answers.
         """
         reason, body = "OPTIONS has none", None
-        for address in self._name_servers:
+        for address in list(self._name_servers):  # a concurrent call may reorder them
             try:
                 body = (await self.ask(address, Request(requests.GET_CLUSTER_INFO))).checked().body
             except (NotConnected, NoAnswer, RemotingError) as error:

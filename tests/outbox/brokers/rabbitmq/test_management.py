@@ -88,6 +88,14 @@ class TestApi:
 
         assert "management API of RabbitMQ does not answer" in problem.text
 
+    @pytest.mark.parametrize("url", ["http://{node}", "http://{node}x"])
+    def test_that_is_no_management_api_is_named(self, managed, open_broker: Open, url):
+        node, _ = managed
+
+        [problem] = open_broker(NODES=[node.address], MANAGEMENT_URL=url.format(node=node.address)).check()
+
+        assert "management API of RabbitMQ does not answer" in problem.text
+
     def test_that_refuses_the_user_is_named(self, managed, open_broker: Open):
         node, url = managed
         node.call(f"{USERS}:add_user", "shop", "secret")

@@ -178,6 +178,15 @@ class TestTheirMessage:
 
         assert (counts.handled, len(seen)) == (1, 1)
 
+    @pytest.mark.parametrize(("body", "encoding"), [(b"\xe9", "latin-1"), (b"a\\ud800", "unicode_escape"), (b"+2AA-", "utf-7")])
+    def test_keeps_its_bytes_whatever_encoding_it_names(self, theirs, handle, seen, body, encoding):
+        theirs(body, message_id="1", content_encoding=encoding)
+        theirs(b"next", message_id="2")
+
+        handle()
+
+        assert [message for message, _ in seen] == [body, b"next"]
+
 
 class TestOurMessage:
     def test_is_on_the_wire_as_the_page_says(self, topic, ours, orders):

@@ -1,5 +1,6 @@
 """What `outbox_topics` finds and creates at a real RabbitMQ."""
 
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -41,14 +42,20 @@ def open_with() -> Iterator[OpenWith]:
 
 
 @pytest.fixture
-def own_host() -> Iterator[tuple[RabbitMQ, dict[str, str]]]:
+def own_host(request: pytest.FixtureRequest) -> Iterator[tuple[RabbitMQ, dict[str, str]]]:
     """A virtual host in which nothing is declared, and a user of its own there; yield the options that name both."""
-    node, name = server(), f"host-{uuid.uuid4().hex[:8]}"
+    node, name = server(), f"{getattr(request, 'param', 'host')}-{uuid.uuid4().hex[:8]}"
     node.call("rabbit_vhost:add", name)
     node.call(f"{USERS}:add_user", name, "secret")
     yield node, {"VIRTUAL_HOST": name, "USER": name, "PASSWORD": "secret"}
     node.call(f"{USERS}:delete_user", name)
     node.call("rabbit_vhost:delete", name)
+
+
+def _shell_words(text: str) -> list[str]:
+    """Return the words that a shell reads."""
+    command = ["sh", "-c", f"printf '%s\\0' {text}"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
 
 
 def resources(broker: RabbitMQBroker, *readers: str) -> dict[str, ServerResource]:
@@ -118,6 +125,19 @@ class TestPermissions:
         assert f"RabbitMQ did not declare topic {topic.name!r}" in str(refused.value)
         assert "lacks the permission to configure" in str(refused.value)
         assert f"rabbitmqctl set_permissions -p {options['VIRTUAL_HOST']}" in str(refused.value)
+
+    @pytest.mark.parametrize("own_host", ["our $HOST's & co"], indirect=True)
+    def test_are_granted_by_the_command_whatever_the_names(self, open_with: OpenWith, topic: TopicSpec, own_host):
+        node, options = own_host
+        node.call(f"{USERS}:set_permissions", options["USER"], options["VIRTUAL_HOST"], "^$", "^$", "^$")
+        missing = resources(open_with(topic, **options))
+        with pytest.raises(BrokerMisconfigured) as refused:
+            missing[topic.name].create()
+
+        node.control(*_shell_words(str(refused.value).partition("rabbitmqctl ")[2]))
+        missing[topic.name].create()
+
+        assert resources(open_with(topic, **options))[topic.name].exists
 
     def test_of_a_wrong_password_are_named(self, open_with: OpenWith, topic: TopicSpec, own_host):
         _, options = own_host

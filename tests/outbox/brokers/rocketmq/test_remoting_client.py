@@ -75,6 +75,27 @@ class TestAddresses:
         assert addresses(NAME_SERVERS=[started.address, port.address]) == {"broker-a": port.address}
         started.stop()
 
+    def test_of_the_cluster_are_asked_of_each_name_server_though_their_order_changes_meanwhile(self, port: PortStub):
+        started = PortStub()
+        started.say(requests.ROUTE_OF_TOPIC, requests.NO_SUCH_TOPIC, "No topic route info")
+
+        async def act(remoting: RemotingClient) -> None:
+            ask = remoting.ask
+
+            async def ask_late(address: str, request: Request) -> Any:
+                if request.code == requests.GET_CLUSTER_INFO and address == started.address:
+                    await remoting.addresses("orders")  # another caller's question, whose answer comes first
+                return await ask(address, request)
+
+            remoting.ask = ask_late  # type: ignore[method-assign]
+            await remoting.has_brokers()
+
+        with_remoting(act, NAME_SERVERS=[started.address, port.address])
+        started.stop()
+
+        asked = [[request.code for request in stub.requests].count(requests.GET_CLUSTER_INFO) for stub in (started, port)]
+        assert asked == [1, 1]
+
     def test_go_on_while_no_name_server_answers(self, port: PortStub, clock: Clock):
         async def act(remoting: RemotingClient) -> list[dict[str, str]]:
             found = [await remoting.addresses("orders")]
