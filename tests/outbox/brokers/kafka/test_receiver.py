@@ -427,6 +427,25 @@ class TestGroup:
         assert "INCONSISTENT_GROUP_PROTOCOL" in named
         assert bodies(wait_until(lambda: trouble(mine, group) == "" and receive(mine, group), SECONDS)) == [b"a"]
 
+    def test_whose_member_has_failed_for_good_is_named_each_time(self, open_member, topic, group):
+        mine = open_member(topic, CLIENT={**KIP_848, "group.remote.assignor": "nonsense"})
+
+        named = [wait_until(lambda: trouble(mine, group), SECONDS) for _ in range(2)]
+
+        assert all("assignor" in text for text in named), named
+
+    def test_is_joined_again_by_a_member_that_another_one_has_fenced_out(self, open_member, topic, group):
+        mine, other = (open_member(topic, CLIENT={**SESSION, "group.instance.id": "shop"}) for _ in range(2))
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._partitions, SECONDS)
+        wait_until(lambda: once(other, group) == [] and other._members[group]._partitions, SECONDS)
+
+        named = wait_until(lambda: trouble(mine, group), SECONDS)
+        other.close()
+        mine.send([message(topic, b"a")])
+
+        assert "group.instance.id" in named
+        assert bodies(receive(mine, group)) == [b"a"]
+
 
 def trouble(broker: KafkaBroker, group: str) -> str:
     """Receive nothing; return the error."""
