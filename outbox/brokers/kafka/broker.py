@@ -218,9 +218,15 @@ class KafkaBroker(Seeks, TransactionalSends, SpeaksKafka, ListsResources):
         self._lanes.close()
 
     def _member(self, group: str) -> GroupMember:
-        """Return this client's member of a group. Raises BrokerUnavailable if the broker is closed."""
+        """
+        Return this client's member of a group, a new one if the earlier one has failed for good.
+
+        Raises BrokerUnavailable if the broker is closed.
+        """
         if self._is_closed:
             raise BrokerUnavailable("The broker is closed.")
+        if group in self._members and self._members[group].has_failed:
+            self._members.pop(group).close()
         if group not in self._members:
             member = GroupMember(self._settings, self._name, group, self.topics, self._clock)
             member.owner = self._owners.get(group)

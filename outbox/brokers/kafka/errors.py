@@ -26,6 +26,9 @@ MISCONFIGURED = {
     KafkaError.TOPIC_EXCEPTION: "Correct the topic's name.",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "Allow this user Write on the topic.",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "Allow this user Read on the group.",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Another program's consumers are in this group, and share partitions out in another "
+    "way. Give the group another name, or stop them.",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "Stop consumers of the group, or raise the cluster's group.max.size.",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "Allow this user IdempotentWrite on the cluster.",
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: 'Allow this user Write on transactional ids that begin with "outbox.", '
     'or set OPTIONS["TRANSACTIONS"] = False.',

@@ -115,6 +115,7 @@ class GroupMember:
         # When the last poll began, and when a record or another answer of a broker last arrived; both by `monotonic`.
         self._polled_at = self._answered_at = time.monotonic()
         self._is_interrupted = self._is_closed = self._has_joined = False
+        self.has_failed = False  # whether the client has failed for good: it fetches nothing more, and reports this once
 
     def receive(self, topics: Collection[str], *, limit: int, invisible_for: timedelta, wait: timedelta) -> list[Delivery]:
         """
@@ -366,7 +367,9 @@ class GroupMember:
 
     def _handle_error(self, record: Message, error: KafkaError) -> BrokerUnavailable | None:
         """Log an error that the client reports as a record, or refuse its topic. Return the exception if it names no topic."""
-        if error.code() not in MISCONFIGURED:
+        if error.code() == KafkaError._FATAL:  # the text has the cause; `fatal()` is False for the error of a record
+            self.has_failed = True
+        elif error.code() not in MISCONFIGURED:
             logger.info("Group %s: %s", self.group, describe(error))
             return None
         problem = call_error(KafkaException(error), f"read for group {self.group!r}", hint=ALLOW)

@@ -405,6 +405,57 @@ class TestRebalance:
         assert bodies(receive(mine, group)) == [b"new"]
 
 
+class TestGroup:
+    def test_of_members_that_share_partitions_out_in_another_way_is_named(self, open_member, topic, group):
+        theirs = Consumer(
+            {
+                "bootstrap.servers": server().address,
+                "group.id": group,
+                "partition.assignment.strategy": "range",
+                **SESSION,
+                **QUIET,
+            }
+        )
+        theirs.subscribe([topic])
+        wait_until(lambda: theirs.poll(0.1) is None and theirs.assignment(), SECONDS)
+        mine = open_member(topic)
+
+        named = wait_until(lambda: theirs.poll(0.1) or trouble(mine, group), SECONDS)
+        theirs.close()
+        mine.send([message(topic, b"a")])
+
+        assert "INCONSISTENT_GROUP_PROTOCOL" in named
+        assert bodies(wait_until(lambda: trouble(mine, group) == "" and receive(mine, group), SECONDS)) == [b"a"]
+
+    def test_whose_member_has_failed_for_good_is_named_each_time(self, open_member, topic, group):
+        mine = open_member(topic, CLIENT={**KIP_848, "group.remote.assignor": "nonsense"})
+
+        named = [wait_until(lambda: trouble(mine, group), SECONDS) for _ in range(2)]
+
+        assert all("assignor" in text for text in named), named
+
+    def test_is_joined_again_by_a_member_that_another_one_has_fenced_out(self, open_member, topic, group):
+        mine, other = (open_member(topic, CLIENT={**SESSION, "group.instance.id": "shop"}) for _ in range(2))
+        wait_until(lambda: once(mine, group) == [] and mine._members[group]._partitions, SECONDS)
+        wait_until(lambda: once(other, group) == [] and other._members[group]._partitions, SECONDS)
+
+        named = wait_until(lambda: trouble(mine, group), SECONDS)
+        other.close()
+        mine.send([message(topic, b"a")])
+
+        assert "group.instance.id" in named
+        assert bodies(receive(mine, group)) == [b"a"]
+
+
+def trouble(broker: KafkaBroker, group: str) -> str:
+    """Receive nothing; return the error."""
+    try:
+        assert once(broker, group) == []
+    except BrokerUnavailable as error:
+        return str(error)
+    return ""
+
+
 class TestOwner:
     def test_cannot_be_taken_over_while_the_group_has_members(self, open_member, topic, group):
         mine, theirs = open_member(topic), open_member(topic)
