@@ -60,8 +60,11 @@ def _read_notifications(client: EmbeddedClient, request: PreparedReceive, payloa
     """Return the queues that notifications name, and the time until the next scan is needed. None: scan all queues now."""
     scanned, valid_until = client.scan_validity
     remaining = valid_until - time.monotonic()
-    if scanned != request.group_and_topic_ids or remaining <= 0 or "" in payloads:  # an empty payload names no queue (log.NOTIFY)
+    named = [payload.partition(":") for payload in payloads]
+    # An empty payload names no queue (log.NOTIFY), nor does what another program may send.
+    are_queues = all(topic_id.isdecimal() and queue.isdecimal() for topic_id, _, queue in named)
+    if scanned != request.group_and_topic_ids or remaining <= 0 or not are_queues:
         return None
-    queues = [(int(topic_id), int(queue)) for topic_id, _, queue in (payload.partition(":") for payload in payloads)]
+    queues = [(int(topic_id), int(queue)) for topic_id, _, queue in named]
     _, topic_ids = request.group_and_topic_ids
     return ScanResult(False, [(topic_id, queue) for topic_id, queue in queues if topic_id in topic_ids], remaining)

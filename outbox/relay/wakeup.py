@@ -103,9 +103,9 @@ class Waker:
         while (remaining := deadline - time.monotonic()) > 0:
             # This reads all notifications that have arrived. psycopg also keeps those that arrived during another statement.
             payloads = {notice.payload for notice in self._connection.notifies(timeout=remaining, stop_after=1)}
-            if "" in payloads:
+            named = [payload.partition(":") for payload in payloads]
+            if not all(topic.isdecimal() for topic, _, _ in named):  # such as an empty payload; any session may notify
                 return frozenset()
-            named = (payload.partition(":") for payload in payloads)
             if topics := frozenset(int(topic) for topic, _, broker in named if broker == self._broker):
                 return topics
         self._next_wait = min(self._next_wait * 2, self._longest)

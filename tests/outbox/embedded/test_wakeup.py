@@ -44,6 +44,15 @@ class TestWaitingConsumer:
         [(received_at, _)] = wait_until(lambda: list(consumer))
         assert received_at - sent_at < wakeup.POLL_SECONDS / 2
 
+    def test_is_told_though_another_program_notifies_something_else(self, acts: Acts, connection: Connection, consumer: list):
+        wait_until(lambda: connection.execute(REGISTERED).fetchone())
+        for payload in ("apples", "1:apples", ":"):
+            connection.execute("SELECT pg_notify('outbox_embedded', %s)", [payload])
+
+        acts.send_bodies(b"a")
+
+        assert wait_until(lambda: list(consumer))
+
     def test_finds_a_message_though_it_was_not_told(
         self, acts: Acts, connection: Connection, consumer: list, broker: EmbeddedBroker
     ):

@@ -77,6 +77,14 @@ class TestWaker:
 
         assert waker.wait() == NOBODY
 
+    @pytest.mark.parametrize("payload", ["", "apples", "apples:default", ":"])
+    def test_looks_at_all_topics_when_another_program_notifies(self, connect, connection, payload):
+        waker = make_waker(connect, longest=timedelta(minutes=1))
+        waker.announce()
+        connection.execute("SELECT pg_notify('outbox', %s)", [payload])
+
+        assert waker.wait() == NOBODY
+
     def test_is_not_on_call_beside_another_that_lives(self, connect, connection):
         waker, other = make_waker(connect, 1), make_waker(connect, 2)
         waker.announce()
