@@ -95,7 +95,7 @@ class GapAdmin(ReadOnlyAdmin):
         counts, refused = Counter[str](), Counter[str]()
         for row in rows:
             (refused if row.refused else counts)[row.refused or _("{}, group {}").format(row.topic, row.group)] += row.messages
-        form = reason_form(request, count=counts.total(), at=as_of(request))
+        form = reason_form(request, count=counts.total(), at=as_of(request, queryset.db))
         if form.count and not form.is_valid():
             notes = [_("Not delivered: {}. {}").format(number, why) for why, number in refused.items()]
             hidden = chosen_rows(request)

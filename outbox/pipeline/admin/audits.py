@@ -153,7 +153,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         using = router.db_for_write(AuditFinding)
         plans = [repair.plan(finding, using) for finding in queryset.select_related("run").order_by("id")[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
-        form = reason_form(request, count=sum(counts.values()), at=as_of(request))
+        form = reason_form(request, count=sum(counts.values()), at=as_of(request, queryset.db))
         if form.count and not form.is_valid():
             notes = [_("Not sent: {}. {}").format(count, reason) for reason, count in refused.items()]
             return impact_page(
@@ -182,7 +182,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
         """Ask for a note, then close the open findings."""
         chosen = list(queryset.filter(acknowledged_at=None).order_by("id")[:MAX_FINDINGS])
         counts = Counter(finding.topic for finding in chosen)
-        form = reason_form(request, count=len(chosen), at=as_of(request))
+        form = reason_form(request, count=len(chosen), at=as_of(request, queryset.db))
         if chosen and not form.is_valid():
             return impact_page(
                 self, request, act=ACKNOWLEDGE, form=form, counts=counts, hidden=chosen_rows(request), limit=MAX_FINDINGS
