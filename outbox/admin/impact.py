@@ -78,11 +78,13 @@ def as_of(request: HttpRequest, using: str) -> datetime:
     """Return the time at which the user saw the number of rows; on the first page, the current time of their database."""
     field = forms.DateTimeField(required=False)
     with suppress(forms.ValidationError):
-        if seen_at := field.clean(request.POST.get("as_of", "")):
+        seen_at: datetime | None = field.clean(request.POST.get("as_of", ""))
+        if seen_at:
             return seen_at
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
-        return cursor.fetchone()[0]
+        now: datetime = cursor.fetchone()[0]
+    return now
 
 
 def reason_form(request: HttpRequest, *, count: int, at: datetime) -> ReasonForm:
