@@ -132,7 +132,7 @@ class DeadMessageAdmin(ReadOnlyAdmin):
         return self._settle(request, queryset, DISCARD)
 
     def _settle(self, request: HttpRequest, queryset: QuerySet[Any], act: BulkAct) -> HttpResponse | None:
-        at = as_of(request)
+        at = as_of(request, queryset.db)
         chosen = queryset.filter(is_dead=True, died_at__lte=at)
         counts = dict(chosen.order_by("topic").values_list("topic").annotate(count=Count("pk")))
         form = reason_form(request, count=sum(counts.values()), at=at)

@@ -262,7 +262,7 @@ class DeferredAdmin(ReadOnlyAdmin):
         return self._settle(request, queryset, Act.DISCARDED)
 
     def _settle(self, request: HttpRequest, queryset: QuerySet[Deferred], act: Act) -> HttpResponse | None:
-        bulk_act, at = ACTS[act], as_of(request)
+        bulk_act, at = ACTS[act], as_of(request, queryset.db)
         chosen = queryset.filter(APPLIES[act], deferred_at__lte=at)
         chosen = chosen.filter(dead_at__lte=at) if act is Act.REPLAYED else chosen
         kinds = list(chosen.order_by().values(*COLUMNS).annotate(count=Count("id")).order_by("-count", *COLUMNS))

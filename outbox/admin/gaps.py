@@ -90,7 +90,7 @@ class GapAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Deliver lost messages again"), permissions=["deliver"])
     def deliver(self, request: HttpRequest, queryset: QuerySet[Gap]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then deliver the messages that can be delivered."""
-        at = as_of(request)
+        at = as_of(request, queryset.db)
         gaps = list(queryset.filter(closed_at=None, found_at__lte=at))
         rows = [row for row in lost(queryset.db) if any(_has(gap, row) for gap in gaps)]
         counts, refused = Counter[str](), Counter[str]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -13,10 +14,10 @@ from django.contrib.admin import ModelAdmin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db import connections
 from django.db.models import Model
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
-from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from outbox.admin.pages import frame
@@ -73,13 +74,17 @@ class ReasonForm(forms.Form):
         return typed
 
 
-def as_of(request: HttpRequest) -> datetime:
-    """Return the time at which the user saw the number of rows; on the first page, the current time."""
+def as_of(request: HttpRequest, using: str) -> datetime:
+    """Return the time at which the user saw the number of rows; on the first page, the current time of their database."""
     field = forms.DateTimeField(required=False)
-    try:
-        return field.clean(request.POST.get("as_of", "")) or timezone.now()
-    except forms.ValidationError:
-        return timezone.now()
+    with suppress(forms.ValidationError):
+        seen_at: datetime | None = field.clean(request.POST.get("as_of", ""))
+        if seen_at:
+            return seen_at
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        now: datetime = cursor.fetchone()[0]
+    return now
 
 
 def reason_form(request: HttpRequest, *, count: int, at: datetime) -> ReasonForm:

@@ -46,8 +46,11 @@ WHERE state = {State.DEAD} AND member.id = ANY(%s::uuid[]) AND position <> ALL(s
 DEAD_BATCHES = f"""
 SELECT batch.id, ARRAY(SELECT u.id FROM unnest(message_ids) WITH ORDINALITY u(id, position) WHERE position <> ALL(split))
 FROM outbox_batch batch JOIN outbox_topic topic ON topic.id = batch.topic_id
-WHERE batch.state = {State.DEAD} AND batch.id > %s AND (%s::text IS NULL OR topic.name = %s) ORDER BY batch.id LIMIT %s
+WHERE batch.state = {State.DEAD} AND batch.id > %s AND batch.id <= %s AND (%s::text IS NULL OR topic.name = %s)
+ORDER BY batch.id LIMIT %s
 """
+
+LAST_DEAD = f"SELECT coalesce(max(id), 0) FROM outbox_batch WHERE state = {State.DEAD}"
 
 # Record what an operator did with the messages of changed batches. `batches` is the name of a CTE with these batches.
 RECORD = """
@@ -138,13 +141,16 @@ def replay_all(connection: Connection, *, by: str, topic: str | None = None) -> 
     """
     Send all dead messages again; refuse those whose row is gone and that have no copy, since they cannot be sent.
 
+    Later batches are left alone: while a broker refuses all messages, new ones die as fast as dead ones are sent again.
+
     Args:
         connection: in autocommit.
         topic: only messages of this topic; None for all topics.
         by: as for `replay_messages`.
     """
     result, after = ActResult(), 0
-    while batches := connection.execute(DEAD_BATCHES, [after, topic, topic, BATCHES_AT_ONCE]).fetchall():
+    [[last]] = connection.execute(LAST_DEAD).fetchall()
+    while batches := connection.execute(DEAD_BATCHES, [after, last, topic, topic, BATCHES_AT_ONCE]).fetchall():
         after = batches[-1][0]
         arguments = {"next": State.RELEASED, "act": Act.REPLAYED, "by": by, "reason": ""}
         gone = set(_restore(connection, [message_id for _, message_ids in batches for message_id in message_ids]))

@@ -20,7 +20,7 @@ from outbox import signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
 from outbox.ids import day_at, day_of, first_id
-from outbox.logs import get_logger
+from outbox.logs import get_logger, line_of
 
 logger = get_logger(__name__)
 
@@ -45,9 +45,12 @@ SELECT pg_has_role(c.relowner, 'USAGE'),
 FROM pg_class c WHERE c.oid = 'outbox_message'::regclass
 """
 
-LIST_DAYS = """
+# A partition with another name is an operator's, who has renamed or attached it. It is left alone, whatever ids it has.
+IS_DAY = r"c.relname ~ '^outbox_message_\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])$'"
+
+LIST_DAYS: LiteralString = f"""
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default' ORDER BY c.relname
+WHERE i.inhparent = 'outbox_message'::regclass AND {IS_DAY} ORDER BY c.relname
 """
 
 # The schema of the table, which need not be the first one of the search_path.
@@ -104,7 +107,7 @@ def table_of(day: date) -> str:
 
 
 def days(connection: Connection) -> list[date]:
-    """Return the days that have a partition, oldest first."""
+    """Return the days that have a partition of ours, oldest first."""
     names = [name for (name,) in connection.execute(LIST_DAYS)]
     return [datetime.strptime(name[-8:], "%Y%m%d").replace(tzinfo=UTC).date() for name in names]
 
@@ -134,6 +137,13 @@ def create_partition(connection: Connection, day: date) -> bool:
     """Create a day's partition and move its rows there from DEFAULT; return whether this call created it."""
     try:
         return with_short_locks(connection, lambda: _make_day(connection, day))
+    except (errors.InvalidObjectDefinition, errors.DuplicateTable) as error:
+        logger.warning(
+            "The partition %s is not created, because an operator's table is in its place: %s. The maintenance neither fills nor "
+            "drops that table.",
+            *(table_of(day), line_of(error)),
+        )
+        return False
     except RETRIED:
         logger.warning(
             "The partition %s could not be created within %s, because open transactions use the message table. The next run of "

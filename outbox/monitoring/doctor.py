@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 from django.core import checks
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 from django.db.migrations.executor import MigrationExecutor
 
 from outbox import conf, database
@@ -93,6 +93,8 @@ CLOCK_DIFFERENCE = timedelta(seconds=5)
 
 VERSION_AND_TIME = "SELECT current_setting('server_version'), clock_timestamp()"
 
+MAY_NOT_READ_MIGRATIONS = "SELECT NOT has_table_privilege(to_regclass('django_migrations'), 'SELECT')"
+
 # Settings without which a committed transaction may be lost. synchronous_commit may have any value but off.
 UNSAFE_SETTINGS = """
 SELECT name, setting FROM pg_settings
@@ -112,7 +114,7 @@ def check_databases() -> Iterator[Finding]:
     migrations: Migrations are missing.
         Run `migrate`.
     missing_grants: The role lacks privileges.
-        Run the statements of the hint as the owner of the tables.
+        As the owner of the tables, run the statements of the hint, or grant what the error names.
     clock: The clock of this host and the clock of a database or broker differ by more than some seconds.
         Synchronize them with a time server.
     unsafe_database: A crash of PostgreSQL may lose committed messages together with your rows.
@@ -129,7 +131,10 @@ def check_databases() -> Iterator[Finding]:
             pass
         except TablesLocked as error:
             yield _locked(alias, error)
-        except (ConfigurationError, psycopg.Error) as error:
+        except psycopg.errors.InsufficientPrivilege as error:
+            hint = "Grant the role what the error names, as the owner of the tables."
+            yield Finding("outbox.missing_grants", subject, f"refuses a statement: {line_of(error)}", hint)
+        except (ConfigurationError, psycopg.Error, DatabaseError) as error:
             text = f"cannot be reached: {line_of(error)}"
             yield Finding("outbox.database_away", subject, text, "Start it, or correct DATABASES.")
         else:
@@ -149,7 +154,14 @@ def _check_database(subject: str, alias: str, connection: Connection) -> Iterato
     if difference > CLOCK_DIFFERENCE:
         text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
         yield Finding("outbox.clock", subject, text, "Synchronize both with a time server (NTP).")
-    for label, missing in _missing_migrations(alias).items():
+    if connection.execute(MAY_NOT_READ_MIGRATIONS).fetchone() == (True,):
+        [role] = connection.execute(ROLE).fetchone() or ("",)
+        hint = f"As the owner of the tables, run: GRANT SELECT ON django_migrations TO {role};"
+        yield Finding("outbox.missing_grants", subject, f"role {role} lacks SELECT on django_migrations", hint)
+        all_missing = {}
+    else:
+        all_missing = _missing_migrations(alias)
+    for label, missing in all_missing.items():
         text = f"migrations are missing: {', '.join(missing)}"
         yield Finding("outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.")
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():

@@ -21,7 +21,7 @@ from outbox.message import Message, Receipt
 from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose, compose_raw
 from outbox.publishing.statements import write, write_many
-from outbox.publishing.transactions import choose_database, describe, is_in_event_loop
+from outbox.publishing.transactions import about_text, choose_database, is_in_event_loop
 from outbox.publishing.wakeup import wake_after_commit
 
 __all__ = ["Envelope", "apublish", "publish", "publish_many", "publish_raw"]
@@ -163,7 +163,9 @@ def publish_many(messages: Iterable[Message | Envelope], *, using: str | None = 
         by_database.setdefault(choose_database(draft.subject, using=using, about=envelope.about), []).append(n)
     receipts: dict[int, Receipt] = {}
     for alias, indexes in by_database.items():
-        entries = [(drafts[n], _about(envelopes[n], alias), envelopes[n].idempotency_key) for n in indexes]
+        entries = [
+            (drafts[n], about_text(drafts[n].subject, envelopes[n].about, alias), envelopes[n].idempotency_key) for n in indexes
+        ]
         receipts.update(zip(indexes, write_many(entries, alias), strict=True))
         for n in indexes:
             if not receipts[n].is_duplicate:
@@ -192,15 +194,11 @@ def publish_drafts(drafts: Sequence[Draft], *, using: str | None = None) -> list
     return receipts
 
 
-def _about(envelope: Envelope, alias: str) -> str | None:
-    return None if envelope.about is None else describe(envelope.about, alias)
-
-
 def _publish(draft: Draft, *, about: Model | None, idempotency_key: str | None, using: str | None) -> Receipt:
     if idempotency_key is not None:
         rules.check_idempotency_key(draft.subject, idempotency_key)
     alias = choose_database(draft.subject, using=using, about=about)
-    receipt = write(draft, alias, about=None if about is None else describe(about, alias), idempotency_key=idempotency_key)
+    receipt = write(draft, alias, about=about_text(draft.subject, about, alias), idempotency_key=idempotency_key)
     if not receipt.is_duplicate:
         _wake_for(draft, alias)
     return receipt

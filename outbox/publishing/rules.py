@@ -32,6 +32,7 @@ MAX_TEXT = 255
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 8 * 1024
 MAX_DELAY = timedelta(days=365)
+MAX_ABOUT_BYTES = 2692  # what an entry of PostgreSQL's index holds, if it cannot be compressed
 
 TOPIC_RULE = "A topic's name is 1 to 127 letters, digits, %, _ and -."
 
@@ -67,6 +68,15 @@ def check_key(subject: str, key: object, *, topic: str, is_ordered: bool) -> Non
         raise InvalidMessage(
             f"{subject} has no key, and topic {topic!r} is of type fifo: it keeps the order per key.",
             hint="Name the field in `class Meta: key = ...`, or pass key=.",
+        )
+
+
+def check_about(subject: str, about: str) -> None:
+    """Raise InvalidMessage unless an index can hold the text for the row that the message is about."""
+    if (size := len(about.encode())) > MAX_ABOUT_BYTES:
+        raise InvalidMessage(
+            f"{subject} has in about= a row whose label and primary key have {size} bytes, more than {MAX_ABOUT_BYTES}.",
+            hint="Publish it without about=, or about a row with a shorter key.",
         )
 
 

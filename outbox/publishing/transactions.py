@@ -20,6 +20,7 @@ from outbox.half_first import open_transaction
 from outbox.logs import get_logger, log_fields
 from outbox.message import Message
 from outbox.models import MessageRow
+from outbox.publishing import rules
 from outbox.publishing.draft import Draft, compose
 from outbox.publishing.statements import write
 from outbox.publishing.wakeup import wake_after_commit
@@ -63,7 +64,8 @@ def atomic(
 def _open(alias: str, durable: bool, message: Message | None, about: Model | None) -> AbstractContextManager[None]:
     if message is None:
         return guarded.atomic(alias, durable=durable)
-    draft, row = compose(message), None if about is None else describe(about, alias)
+    draft = compose(message)
+    row = about_text(draft.subject, about, alias)
     return open_transaction(draft, alias, publish=partial(_publish, draft, alias, row), about=row)
 
 
@@ -91,6 +93,19 @@ def choose_database(subject: str, *, using: str | None, about: Model | None) -> 
     if not (using or row_database) and len(connections.settings) > 1:
         _warn_of_rows_elsewhere(subject, alias)
     return alias
+
+
+def about_text(subject: str, about: Model | None, using: str) -> str | None:
+    """
+    Return what a message's column `about` has for a row; None without a row.
+
+    Raises:
+        InvalidMessage: the text is too long for the column's index.
+    """
+    text = None if about is None else describe(about, using)
+    if text is not None:
+        rules.check_about(subject, text)
+    return text
 
 
 def describe(row: Model, using: str) -> str:

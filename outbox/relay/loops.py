@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from django.db import connections
+
 from outbox.errors import LaneNotHeld, NotMigrated
 from outbox.logs import get_logger, log_fields, safe_text
 from outbox.outages import BACKOFF, OUTAGES
@@ -46,7 +48,13 @@ class RepeatingThread(threading.Thread):
         self._failures = 0
 
     def run(self) -> None:
-        """Work until stopped."""
+        """Work until stopped, and close this thread's connections."""
+        try:
+            self._repeat()
+        finally:
+            connections.close_all()
+
+    def _repeat(self) -> None:
         self.stopped.wait(self._begins_after)
         while not self.stopped.is_set():
             try:

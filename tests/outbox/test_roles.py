@@ -25,6 +25,7 @@ from outbox.monitoring.doctor import check_databases
 from outbox.relay.hosts import NO_IDLE_TIMEOUT, RelayTarget, run_once
 from outbox.relay.loops import RelayThread, RepeatingThread
 from outbox.relay.maintenance import maintain
+from tests.commands import refused
 from tests.factories import BatchFactory, TopicFactory, message_id
 from tests.outbox.publishing.rows import OrderMade
 from tests.quotes import ROOT
@@ -150,6 +151,30 @@ class TestARoleWithTheGrantsOfThePage:
 
         assert (level, text) == ("error", f"role {granted} lacks INSERT on outbox_gap")
         assert hint.endswith(f"run: GRANT INSERT ON outbox_gap TO {granted};")
+
+    def test_is_told_that_it_cannot_see_which_migrations_are_missing(self, granted, as_owner):
+        partitions.create_partitions("default")
+        as_owner(f"REVOKE SELECT ON django_migrations FROM {granted}; REVOKE INSERT ON outbox_gap FROM {granted}")
+
+        with as_role():
+            found = concerns()
+
+        grant = f"run: GRANT SELECT ON django_migrations TO {granted};"
+        assert [text for _, text, _ in found] == [
+            f"role {granted} lacks SELECT on django_migrations",
+            f"role {granted} lacks INSERT on outbox_gap",
+        ]
+        assert found[0][2].endswith(grant)
+
+    def test_hears_that_it_is_refused_and_not_that_the_database_is_away(self, granted, as_owner):
+        as_owner(f"REVOKE ALL ON outbox_source, outbox_message FROM {granted}")
+
+        with as_role():
+            [(level, text, _)] = concerns()
+            with refused("Database 'default' refuses a statement: permission denied"):
+                call_command("outbox_check_back", str(message_id()))
+
+        assert (level, text[:42]) == ("error", "refuses a statement: permission denied for")
 
     def test_publishes_relays_and_consumes(self, granted):
         handled: list[int] = []

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand
 from outbox.check_backs.answer import answer
 from outbox.check_backs.resolve import Answer
 from outbox.check_backs.sources import connect, find
-from outbox.database import ensure_fit, outbox_databases
+from outbox.database import ensure_fit, is_refusal, outbox_databases
 from outbox.errors import OutboxError
 from outbox.logs import one_line
 from outbox.management.exits import unable
@@ -24,7 +24,7 @@ class Command(BaseCommand):
     help = (
         "Print the answer to a check-back about one message. As if a broker had asked, the answer is recorded, and a batch whose "
         "lease is over is taken back from its relay. Exit code: 0 COMMIT or ROLLBACK, 1 UNKNOWN, 2 there is no such message, or "
-        "a database cannot be reached."
+        "a database cannot be reached, or refuses a statement."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -56,7 +56,8 @@ def _find(message_id: str) -> tuple[str, str, Half | None, str]:
         except OutboxError as error:
             raise unable(error) from error
         except psycopg.Error as error:
-            raise unable(f"Database {alias!r} cannot be reached: {error}") from error
+            trouble = "refuses a statement" if is_refusal(error) else "cannot be reached"
+            raise unable(f"Database {alias!r} {trouble}: {error}") from error
         if message is not None:
             return *message, alias
     searched = ", ".join(outbox_databases()) or "none"

@@ -33,6 +33,8 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
+SIDE_THREAD_SECONDS = 1.0  # a thread that waits for longer, for a database that does not answer, is left alone
+
 
 class Command(BaseCommand):
     help = (
@@ -79,6 +81,8 @@ class Command(BaseCommand):
             except (OutboxError, DatabaseError, psycopg.Error) as error:
                 raise unable(error) from error
             finally:
+                for thread in side_threads:  # so that none sends a heartbeat after they are deleted, or leaves a connection open
+                    thread.join(SIDE_THREAD_SECONDS)
                 _delete_heartbeats(consumers)
         self._report(consumers, as_json=options["json"])
 

@@ -150,7 +150,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Send lost messages again"), permissions=["resend"])
     def resend(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a confirmation and a reason, then send the messages again, with one transaction and log entry per finding."""
-        using, at = router.db_for_write(AuditFinding), as_of(request)
+        using, at = router.db_for_write(AuditFinding), as_of(request, queryset.db)
         chosen = queryset.filter(run__ended_at__lte=at).select_related("run").order_by("id")
         plans = [repair.plan(finding, using) for finding in chosen[:MAX_FINDINGS]]
         counts, refused = repair.counts(plans), repair.refusals(plans)
@@ -181,7 +181,7 @@ class AuditFindingAdmin(ReadOnlyAdmin):
     @admin.action(description=_("Acknowledge with note"), permissions=["acknowledge"])
     def acknowledge(self, request: HttpRequest, queryset: QuerySet[AuditFinding]) -> HttpResponse | None:
         """Ask for a note, then close the open findings."""
-        at = as_of(request)
+        at = as_of(request, queryset.db)
         chosen = list(queryset.filter(acknowledged_at=None, run__ended_at__lte=at).order_by("id")[:MAX_FINDINGS])
         counts = Counter(finding.topic for finding in chosen)
         form = reason_form(request, count=len(chosen), at=at)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
+from outbox.database.partitions import IS_DAY
 from outbox.pipeline.spark import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.lake import Commit
 from outbox.pipeline.spark.statements import keep_alive
@@ -31,11 +32,11 @@ RESET_LOCK_TIMEOUT = "SET lock_timeout = 0"
 UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({Lock.ARCHIVE}, 0)"
 
 # Days that have a partition, and days whose archive is not finished.
-LIST_DAYS = """
+LIST_DAYS = f"""
 SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND c.relname <> 'outbox_message_default'
+WHERE i.inhparent = 'outbox_message'::regclass AND {IS_DAY}
 UNION SELECT day FROM outbox_archived_day WHERE state <> 'deleted' ORDER BY 1
-"""
+"""  # noqa: S608  (no value in it)
 
 READ = "SELECT state, attempt FROM outbox_archived_day WHERE day = %s"
 READ_DELETED = "SELECT day, attempt FROM outbox_archived_day WHERE state = 'deleted'"

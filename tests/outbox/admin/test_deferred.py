@@ -174,6 +174,17 @@ class TestActs:
 
         assert Deferred.objects.get() == since
 
+    def test_leave_them_alone_although_the_clock_of_the_web_host_is_ahead(self, operator, monkeypatch):
+        row = DeferredFactory(dead=True)
+        client = operator(*ALL)
+        monkeypatch.setattr("django.utils.timezone.now", lambda: datetime.now(UTC) + timedelta(minutes=1))
+
+        page = choose(client, "discard", row, select_across="1")
+        since = DeferredFactory(dead=True)
+        confirm(client, page)
+
+        assert Deferred.objects.get() == since
+
     def test_do_nothing_twice(self, operator):
         row = DeferredFactory(dead=True)
         client = operator(*ALL)

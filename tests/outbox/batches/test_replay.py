@@ -240,6 +240,15 @@ class TestSettleAll:
 
         assert replay_all(connection, by="ada").messages == 5
 
+    def test_leaves_batches_alone_that_die_meanwhile(self, connection):
+        dead()
+        since = []
+
+        result = replay_all(Overtaken(connection, lambda: since.append(dead())), by="ada")
+
+        assert result.messages == 1
+        assert list(Batch.objects.filter(state=State.DEAD)) == since
+
     def test_leaves_living_batches_alone(self, connection):
         batch = BatchFactory(state=State.CLAIMED)
 

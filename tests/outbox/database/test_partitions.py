@@ -145,6 +145,26 @@ class TestMakeDays:
         assert sorted(made) == [DAY + timedelta(days=n) for n in range(8)]
 
 
+class TestForeignPartitions:
+    """Partitions that an operator has renamed or attached."""
+
+    @pytest.fixture(autouse=True, params=["outbox_message_old", "outbox_message_p20010203", "outbox_message_20019999"])
+    def foreign(self, request, connection):
+        partitions.create_partition(connection, DAY)
+        connection.execute(f"ALTER TABLE outbox_message_20010203 RENAME TO {request.param}")
+        yield request.param
+        connection.execute(f"DROP TABLE {request.param}")
+
+    def test_are_no_days(self, connection):
+        assert DAY not in partitions.days(connection)
+
+    def test_keep_their_days_and_are_named(self, connection, foreign, caplog):
+        made = partitions.create_partitions("default", today=DAY)
+
+        assert made == [DAY + timedelta(days=n) for n in range(1, 8)]
+        assert f'would overlap partition "{foreign}"' in caplog.text
+
+
 class TestStrays:
     def test_move_from_the_default_partition_to_their_day(self):
         message = MessageRowFactory(id=message_id(NOON))

@@ -18,6 +18,11 @@ WHERE inhparent = 'outbox_message'::regclass AND inhrelid <> 'outbox_message_def
 """
 BORN_LONG_AGO = "UPDATE django_migrations SET applied = now() - interval '1 year' WHERE app = 'outbox'"
 
+FOREIGN_PARTITION = """
+CREATE TABLE outbox_message_p20010203 PARTITION OF outbox_message
+FOR VALUES FROM ('00000000-0000-0000-0000-000000000000') TO ('00000000-0000-0000-0000-000000000009')
+"""
+
 
 @pytest.fixture(autouse=True)
 def _database(db):
@@ -78,6 +83,15 @@ class TestWhatTheJobIsTold:
         config = pipeline_config(settle=SETTLE)
 
         assert datetime.combine(oldest, time(), UTC) < config.since < datetime.now(UTC)
+
+    def test_takes_a_partition_that_an_operator_has_attached_for_no_day(self, settings):
+        settings.OUTBOX = {**settings.OUTBOX, "RETENTION": timedelta(days=730)}
+        with connection.cursor() as cursor:
+            cursor.execute(BORN_LONG_AGO)
+            before = pipeline_config(settle=SETTLE).since
+            cursor.execute(FOREIGN_PARTITION)
+
+        assert pipeline_config(settle=SETTLE).since >= before
 
     def test_is_with_an_archive_where_that_lies_and_what_may_have_been_pruned_without(self, settings):
         settings.OUTBOX = {**settings.OUTBOX, "PIPELINE": {"ARCHIVE": {"PATH": "/srv/lake"}}}

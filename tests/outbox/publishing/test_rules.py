@@ -1,9 +1,11 @@
+import random
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Group
+from django.contrib.sessions.models import Session
 
-from outbox import Message, publish, publish_raw
+from outbox import Envelope, Message, publish, publish_many, publish_raw
 from outbox.errors import BodyTooLarge, ConfigurationError, InvalidMessage, UnknownTopic
 from outbox.publishing.rules import is_topic_name
 from tests.outbox.publishing.rows import OrderMade, ParcelMoved, message_rows
@@ -24,6 +26,25 @@ class Odd(Message):
 
     class Meta:
         topic = "made"
+
+
+class TestAbout:
+    def test_is_a_row_whose_key_an_index_can_hold(self):
+        row = Session(session_key="".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9FA0), k=900))))
+
+        with pytest.raises(InvalidMessage, match="in about= a row whose label and primary key have 2717 bytes"):
+            publish(OrderMade(order_id=1), about=row)
+        with pytest.raises(InvalidMessage, match="in about= a row whose label and primary key have 2717 bytes"):
+            publish_many([Envelope(OrderMade(order_id=1), about=row)])
+
+        assert message_rows() == []
+
+    def test_may_have_a_long_key(self):
+        row = Session(session_key="".join(map(chr, random.Random(1).choices(range(0x4E00, 0x9FA0), k=800))))
+
+        publish(OrderMade(order_id=1), about=row)
+
+        assert message_rows()[0].about == f"sessions.session:{row.pk}"
 
 
 class TestAMessage:

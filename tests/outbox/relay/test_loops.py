@@ -3,6 +3,7 @@ import threading
 
 import psycopg
 import pytest
+from django.db import connection
 
 from outbox.database import loop_errors
 from outbox.errors import BrokerUnavailable, LaneNotHeld, NotMigrated
@@ -168,3 +169,19 @@ class TestRepeatingThread:
 
         worker.join(5)
         assert not worker.is_alive()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_thread_leaves_no_connection_open(start):
+    opened = []
+
+    def query():
+        connection.ensure_connection()
+        opened.append(connection.connection)
+
+    thread = start(query)
+    wait_until(lambda: opened)
+    thread.stop()
+    thread.join(10)
+
+    assert opened[0].closed
