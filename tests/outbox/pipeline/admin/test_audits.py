@@ -193,6 +193,16 @@ class TestFindings:
         assert found(run=other.pk) == found(kind="orphan") == found(stage="inbox") == found(topic="shipments") == {orphan}
         assert found(run="x") == found(run="9" * 30) == set()
 
+    def test_is_found_by_the_state_that_its_badge_names(self, client, lost):
+        resent, closed, both = lost(2, 3, 4)
+        AuditFinding.objects.filter(pk__in=[resent.pk, both.pk]).update(resent_at=datetime.now(UTC), resent_count=1)
+        AuditFinding.objects.filter(pk__in=[closed.pk, both.pk]).update(acknowledged_at=datetime.now(UTC))
+
+        pages = {state: client.get(reverse(LIST), {"state": state}) for state in ("open", "sent", "acknowledged", "xyz")}
+
+        listed = {state: {row.pk for row in page.context["cl"].result_list} for state, page in pages.items()}
+        assert listed == {"open": set(), "sent": {resent.pk, both.pk}, "acknowledged": {closed.pk}, "xyz": set()}
+
     def test_shows_one_with_what_can_be_done(self, client, lost):
         (one,) = lost(2)
 
