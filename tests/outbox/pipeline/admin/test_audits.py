@@ -5,8 +5,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
+from outbox import database
 from outbox.models import Batch, MessageState, State
 from outbox.pipeline import runs, verdict
+from outbox.pipeline.figures import latency_series
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
 from tests.outbox.pipeline.conftest import KEY
@@ -121,6 +123,16 @@ class TestRuns:
             "Broker": ("8", "bad"),
             "Inbox": ("8", "good"),
         }
+
+    def test_draws_each_latency_of_the_last_day_where_its_minute_is(self, run):
+        newest, minutes = 1795100400, (0, 14, 15, 24 * 60 - 1)  # of the day, which ends with the newest
+        seconds = [newest - 60 * (24 * 60 - 1 - minute) for minute in minutes]
+        made = run(latency={"histograms": [["orders", "store", "", at, 100, 1] for at in seconds]})
+
+        begin, end, [(_, shares)] = latency_series(database.raw("default"), made.pk, [("orders", "store", "")])
+
+        assert [nth for nth, value in enumerate(shares[0.5]) if value is not None] == [0, 1, 95]
+        assert (begin.timestamp(), end.timestamp()) == (seconds[0], newest + 60)
 
     def test_shows_why_one_failed(self, client):
         made = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
