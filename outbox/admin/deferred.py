@@ -6,7 +6,8 @@ Their states are in `outbox/consuming/acts.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +15,7 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Max, Min, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
@@ -26,7 +27,7 @@ from outbox.admin.impact import BulkAct, as_of, chosen_rows, impact_page, logged
 from outbox.admin.links import message_link
 from outbox.admin.lists import Filter
 from outbox.admin.pages import url_of
-from outbox.admin.text import Text, badge, local, moment, plain, shown, since
+from outbox.admin.text import Text, badge, moment, plain, shown, since
 from outbox.consuming.acts import APPLIES, STATES, DeferredState, deferred_databases, settle
 from outbox.consuming.deferred import HELD
 from outbox.consuming.delivery_info import uuid_of
@@ -100,6 +101,32 @@ STATE_NAMES = {
     DeferredState.NO_HANDLER: _("no handler"),
     DeferredState.DEAD: _("dead"),
 }
+
+
+TONES = {
+    DeferredState.ASLEEP: "plain",
+    DeferredState.RUNNING: "good",
+    DeferredState.HELD: "bad",
+    DeferredState.DEAD: "bad",
+}
+
+
+def _states(row: Any) -> Iterator[DeferredState]:
+    """Yield the states by which the filter finds a row; only "running" if it is, since each run is in doubt until it ends."""
+    if row.dead_at or row.run_by:
+        yield DeferredState.DEAD if row.dead_at else DeferredState.RUNNING
+        return
+    due_at = row.due_at and database.aware(row.due_at)
+    if due_at is None:
+        yield DeferredState.ASLEEP
+    elif due_at >= HELD:
+        yield DeferredState.HELD
+    else:
+        yield DeferredState.DUE if due_at <= datetime.now(UTC) else DeferredState.WAITING
+    if row.crashes:
+        yield DeferredState.IN_DOUBT
+    if row.no_code_since:
+        yield DeferredState.NO_HANDLER
 
 
 class DatabaseFilter(Filter):
@@ -219,15 +246,8 @@ class DeferredAdmin(ReadOnlyAdmin):
 
     @admin.display(description=_("state"))
     def state(self, row: Any) -> SafeString:
-        if row.dead_at:
-            return badge(_("dead"), "bad")
-        if getattr(row, "run_by", ""):
-            return format_html("{} {}", badge(_("running"), "good"), row.run_by)
-        if row.due_at is None:
-            return badge(_("asleep"), "plain")
-        if local(row.due_at).year >= HELD.year - 1:  # in some time zones, HELD is in the year before
-            return badge(_("held"), "bad")
-        return badge(_("in doubt") if row.crashes else _("waiting"), "waiting")
+        badges = ((badge(STATE_NAMES[state], TONES.get(state, "waiting")),) for state in _states(row))
+        return format_html_join(" ", "{}", [*badges, *([(row.run_by,)] if row.run_by and not row.dead_at else [])])
 
     @admin.display(description=_("key"))
     def shown_key(self, row: Deferred) -> SafeString:

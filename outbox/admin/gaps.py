@@ -48,7 +48,12 @@ class GapStateFilter(Filter):
         return [("open", _("open")), ("closed", _("closed"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Gap]) -> QuerySet[Gap]:
-        return queryset if self.value() is None else queryset.filter(closed_at__isnull=self.value() == "open")
+        match self.value():
+            case None:
+                return queryset
+            case "open" | "closed":
+                return queryset.filter(closed_at__isnull=self.value() == "open")
+        return queryset.none()
 
 
 @admin.register(Gap)

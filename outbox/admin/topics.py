@@ -120,7 +120,7 @@ class TopicAdmin(ReadOnlyAdmin):
     def resume_view(self, request: HttpRequest, topic_id: int) -> HttpResponse:
         """Show a form for the reason, then end the pause that the user saw."""
         topic = self._topic(request, topic_id)
-        shown_since = topic.paused_at.isoformat() if topic.paused_at else ""
+        shown_since = database.aware(topic.paused_at).isoformat() if topic.paused_at else ""
         form = PauseForm(request.POST if request.method == "POST" else None, initial={"since": shown_since})
         if not form.is_valid():
             return self._ask(request, topic, form, _("Resume {}").format(topic.name))

@@ -1,4 +1,4 @@
-"""Times in the arguments of commands."""
+"""Times and lengths of time in the arguments of commands."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def time(text: str) -> datetime:
             raise ValueError(text) from error
     at = datetime.fromisoformat(text)
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def seconds(text: str) -> float:
+    """
+    Parse a length of time in seconds.
+
+    Raises:
+        ValueError: the text is not a number, or it is negative, or longer than the time since 1970.
+    """
+    length = float(text)
+    if not 0 <= length <= datetime.now(UTC).timestamp():  # false for nan, too
+        raise ValueError(text)
+    return length

@@ -62,7 +62,7 @@ WHERE run_id = %(run)s GROUP BY 1, 2, 3, 4
 # The last day in buckets of equal length, numbered from the oldest to the newest.
 OVER_TIME = """
 SELECT topic, hop, consumer_group,
-    %(buckets)s - 1 - floor(extract(epoch FROM %(end)s - minute) / %(width)s)::int AS bucket, u.bin, sum(u.n)::bigint
+    floor(extract(epoch FROM minute - %(begin)s) / %(width)s)::int AS bucket, u.bin, sum(u.n)::bigint
 FROM outbox_audit_latency CROSS JOIN LATERAL unnest(bins, counts) u(bin, n)
 JOIN unnest(%(topics)s::text[], %(hops)s::text[], %(groups)s::text[]) w(topic, hop, consumer_group)
     USING (topic, hop, consumer_group)
@@ -108,7 +108,7 @@ def latency_series(connection: Connection, run: int, hops: Sequence[Hop]) -> tup
     begin = end - SPAN
     width = SPAN.total_seconds() / BUCKETS
     topics, names, groups = ([hop[n] for hop in hops] for n in range(3))
-    arguments = {"run": run, "begin": begin, "end": end, "width": width, "buckets": BUCKETS}
+    arguments = {"run": run, "begin": begin, "width": width}
     buckets: dict[Hop, dict[int, dict[int, int]]] = {hop: {} for hop in hops}
     rows = connection.execute(OVER_TIME, {**arguments, "topics": topics, "hops": names, "groups": groups})
     for topic, hop, group, bucket, bin_number, n in rows.fetchall():

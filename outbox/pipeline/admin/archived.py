@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from outbox.admin.body_preview import READ_BYTES
 from outbox.admin.contents import contents
 from outbox.admin.links import about_link, message_link
 from outbox.admin.pages import frame
-from outbox.admin.text import Text, badge, moment, shown, since
+from outbox.admin.text import Text, badge, local, moment, shown, since
 from outbox.message import Header, read_headers
 from outbox.models import MessageRow, MessageState
 from outbox.monitoring.timeline import Severity
@@ -101,7 +102,9 @@ def archived_message(model_admin: ModelAdmin, request: HttpRequest, message_id: 
 
 
 def _details(model_admin: ModelAdmin, request: HttpRequest, archived: ArchivedMessage) -> dict[str, Any]:
-    row = archived.message
+    row: dict[str, Any] = {
+        name: local(value) if isinstance(value, datetime) else value for name, value in archived.message.items()
+    }
     headers = read_headers(row["headers"])
     site = model_admin.admin_site
     cause = headers.get(Header.CAUSATION_ID, "")
@@ -116,7 +119,7 @@ def _details(model_admin: ModelAdmin, request: HttpRequest, archived: ArchivedMe
         "age": since(row["created_at"]),
         "commit": archived.commit,
         "handled": [
-            {"group": shown(row["consumer_group"], 100), "at": row["handled_at"], "delivery_count": row["delivery_count"]}
+            {"group": shown(row["consumer_group"], 100), "at": local(row["handled_at"]), "delivery_count": row["delivery_count"]}
             for row in archived.handled
         ],
         **contents(request, headers, row["body"][:READ_BYTES], len(row["body"])),

@@ -92,13 +92,15 @@ class FindingStateFilter(Filter):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         match self.value():
+            case None:
+                return queryset
             case "open":
                 return queryset.filter(resent_at=None, acknowledged_at=None)
             case "sent":
                 return queryset.exclude(resent_at=None)
             case "acknowledged":
-                return queryset.exclude(acknowledged_at=None)
-        return queryset
+                return queryset.filter(resent_at=None).exclude(acknowledged_at=None)
+        return queryset.none()
 
 
 def state_badge(row: AuditFinding) -> SafeString:

@@ -32,7 +32,7 @@ from outbox.pipeline.spark import LakeError, records
 from outbox.pipeline.spark.config import Archived, PipelineConfig, Source
 from outbox.pipeline.spark.findings import NO_TOPIC
 from outbox.pipeline.spark.history import FRAMES as OF_HISTORY
-from outbox.pipeline.spark.history import LATEST_TIME, RecordedTimes
+from outbox.pipeline.spark.history import LATEST_TIME, RecordedTimes, literally
 from outbox.pipeline.spark.lake import (
     DUPLICATE,
     EPOCH,
@@ -212,7 +212,7 @@ def owed_since(
     Return (group, topic) -> the time since which the group must have handled messages: its first inbox row, or `live_since` if
     that is earlier. Reads the frame `inbox` of a folder.
     """
-    inbox = spark.read.parquet(f"{folder}/inbox")
+    inbox = spark.read.parquet(literally(f"{folder}/inbox"))
     rows = inbox.groupBy("consumer_group", "topic").agg(F.unix_micros(F.min("at")).alias("at")).collect()
     first_handled = {(row.consumer_group, row.topic): EPOCH + timedelta(microseconds=row.at) for row in rows}
     pairs = [(group.name, topic) for group in config.groups for topic in group.topics]
@@ -227,11 +227,11 @@ def begin_marks(spark: SparkSession, folder: str, since: datetime, *, is_complet
         is_complete: whether all rows since the installation are there, so that a lane without claims before `since` begins with
             number 1. Otherwise, it begins with its lowest number that is left, or after its last number if none is.
     """
-    places = spark.read.parquet(f"{folder}/places").where(F.col("number").isNotNull())
+    places = spark.read.parquet(literally(f"{folder}/places")).where(F.col("number").isNotNull())
     before = F.max(F.when(F.col("claimed_at") < F.lit(since), F.col("number"))).alias("before")
     lanes = places.groupBy(*LANE).agg(before, F.min("number").alias("lowest")).collect()
     ends_before = {(row.source, row.topic, row.lane): (row.before, 0 if is_complete else row.lowest - 1) for row in lanes}
-    marks = spark.read.parquet(f"{folder}/marks").collect()
+    marks = spark.read.parquet(literally(f"{folder}/marks")).collect()
     moved_marks = []
     for row in marks:
         lane = row.source, row.topic, row.lane
@@ -364,7 +364,7 @@ def _add_rows(
 
     if config.recorded:
         log("adding recorded messages")
-        in_database = spark.read.parquet(f"{folder}/{RECORDED.name}")
+        in_database = spark.read.parquet(literally(f"{folder}/{RECORDED.name}"))
         recorded = in_database.unionAll(rows_of(RECORDED)).where(F.col("topic").isin(*config.recorded))
         columns = {"queue": F.hash("queue"), "pos": F.coalesce("pos", F.lit(0)), "at": F.coalesce("stored_at", "recorded_at")}
         _append(copies(drop_repeated_rows(recorded)).withColumns(columns), folder, "broker")
@@ -393,7 +393,7 @@ def _only_in_lake(spark: SparkSession, folder: str, name: str, rows: DataFrame, 
     """Return the rows of the lake that the database does not have. Few rows in the database are old enough to be in both."""
     keys = KEY_COLUMNS[name]
     is_old = F.col("at") < F.lit(end.end).cast("timestamp") if "at" in keys else F.col("message_id") < end.end_id
-    in_database = spark.read.parquet(f"{folder}/{name}").where(is_old).select(*keys).distinct()
+    in_database = spark.read.parquet(literally(f"{folder}/{name}")).where(is_old).select(*keys).distinct()
     count = in_database.count()
     if not count:
         return rows

@@ -11,6 +11,7 @@ is in the frame `places`, is a position in a batch, a ticket or a delayed row. T
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,11 @@ def open_file(file: str) -> Iterator[Any]:
     filesystem, path = FileSystem.from_uri(address.geturl())
     with filesystem.open_input_file(path) as stream:
         yield stream
+
+
+def literally(path: str) -> str:
+    """Return a path to read for Spark, which would take some characters for a pattern. It takes a path to write as it is."""
+    return re.sub(r"[]{}*?[\\]", r"\\\g<0>", path)
 
 
 def can_open_without_spark(files: Sequence[str]) -> bool:
@@ -193,7 +199,7 @@ def open_history(spark: SparkSession, folder: str) -> History:
     frames = {}
     for name, schema in FRAMES.items():
         try:
-            frame = spark.read.parquet(f"{folder}/{name}")
+            frame = spark.read.parquet(literally(f"{folder}/{name}"))
         except PySparkException as error:
             raise HistoryError(f"The frame {folder}/{name} cannot be read: {str(error).splitlines()[0]}") from error
         types = {column.name: column.dataType for column in frame.schema}
@@ -250,7 +256,7 @@ def invalidate_history(spark: SparkSession, folder: str) -> None:
         HistoryError: the folder is not shared: an executor wrote to a folder of this name on another machine.
     """
     _write_text(spark, folder, "")
-    if not spark.read.text(f"{folder}/{METADATA}").inputFiles():
+    if not spark.read.text(literally(f"{folder}/{METADATA}")).inputFiles():
         raise HistoryError(
             f"The executors' files in {folder} are not in that folder here. Use --history with a folder that all machines share."
         )
@@ -299,7 +305,7 @@ def _time(text: str | None) -> Any:
 
 def _read_metadata(spark: SparkSession, folder: str) -> dict[str, Any]:
     try:
-        lines = spark.read.text(f"{folder}/{METADATA}").collect()
+        lines = spark.read.text(literally(f"{folder}/{METADATA}")).collect()
         metadata: dict[str, Any] = json.loads("\n".join(row.value for row in lines))
     except (PySparkException, ValueError) as error:
         raise HistoryError(

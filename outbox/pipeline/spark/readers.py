@@ -30,6 +30,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from outbox.pipeline.spark import HistoryError, LakeError
 from outbox.pipeline.spark.config import Source
+from outbox.pipeline.spark.history import literally
 from outbox.pipeline.spark.lake import HASH_DIGITS, NULL, SEPARATOR, Frame
 from outbox.pipeline.spark.session import build_session
 from outbox.pipeline.spark.statements import JOIN
@@ -230,8 +231,7 @@ def read_rows(spark: SparkSession, source: Source, frame: Frame, query: str, sna
 
 def read_files(spark: SparkSession, frame: Frame, files: Sequence[str]) -> DataFrame:
     """Return the rows of a frame's files. Page checksums are verified if the writer has added them."""
-    names = [re.sub(r"[]{}*?[\\]", r"\\\g<0>", file) for file in files]  # Spark would take these characters for a pattern
-    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*names)
+    return spark.read.schema(spark_schema(frame)).options(**VERIFY_CHECKSUMS).parquet(*map(literally, files))
 
 
 def unreadable_file(error: Exception) -> str:

@@ -6,6 +6,7 @@ from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
 from outbox import consumer
+from outbox.consuming.acts import DeferredState
 from outbox.consuming.deferred import HELD
 from outbox.models import Deferred, Inbox, OperatorAct, Process
 from outbox.testing.factories import DeferredFactory
@@ -19,6 +20,11 @@ ALL = ["view_deferred", "replay_deferred", "discard_deferred"]
 
 def listed(page):
     return sorted(row.own_id for row in page.context["cl"].result_list)
+
+
+def badges(page, row):
+    """Return the words of the badges in a row of the list."""
+    return re.findall(r'class="outbox-badge [^"]*">([^<]*)<', str(page.context["cl"].model_admin.state(row)))
 
 
 def choose(client, act, *rows, url=LIST, **data):
@@ -74,6 +80,28 @@ class TestTheList:
         )
 
         assert listed(operator("view_deferred").get(LIST, query)) == found
+
+    def test_names_the_states_by_which_each_is_found(self, operator):
+        of_no_handler = {"no_code_since": datetime.now(UTC)}
+        DeferredFactory(own_id="due")
+        DeferredFactory(own_id="waiting", waiting=True)
+        DeferredFactory(own_id="asleep, in doubt", asleep=True, crashes=1)
+        DeferredFactory(own_id="held, no handler", held=True, **of_no_handler)
+        DeferredFactory(own_id="due, in doubt, no handler", crashes=1, **of_no_handler)
+        DeferredFactory(own_id="running", waiting=True, crashes=1)
+        DeferredFactory(own_id="dead", dead=True, crashes=1, **of_no_handler)
+        handling = {"topic": "orders", "message_id": "running", "handler": "add", "seconds": 7.0, "limit_seconds": None}
+        Process.objects.create(kind="consumer", consumer_group="points", host="shop", pid=7, handling=handling)
+        client = operator("view_deferred")
+
+        page = client.get(LIST)
+        named = {row.own_id: badges(page, row) for row in page.context["cl"].result_list}
+        found = {state: listed(client.get(LIST, {"state": state})) for state in DeferredState}
+
+        assert {own_id: ", ".join(states) for own_id, states in named.items()} == {own_id: own_id for own_id in named}
+        for state in ("waiting", "in doubt"):
+            found[state].remove("running")  # it is that, too, until its run ends
+        assert found == {state: sorted(own_id for own_id in named if state in own_id.split(", ")) for state in DeferredState}
 
     def test_counts_them_by_group_error_and_key(self, operator):
         DeferredFactory.create_batch(3, dead=True, body=b"x" * 1000, headers="{}")

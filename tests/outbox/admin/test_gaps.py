@@ -42,6 +42,16 @@ def test_lists_the_messages_of_a_gap(operator, gap):
     assert "1 unknown" in page
 
 
+@pytest.mark.parametrize(("state", "listed"), [("open", [7]), ("closed", [1]), ("xyz", [])])
+def test_lists_the_gaps_of_a_state(state, listed, operator, gap):
+    of_gap = {"consumer_group": "cart", "source": gap.source, "topic": "orders", "lane": 1}
+    Gap.objects.create(**of_gap, first_number=1, last_number=2, closed_at=datetime.now(UTC))
+
+    page = operator("view_gap").get(reverse(LIST), {"state": state})
+
+    assert [row.first_number for row in page.context["cl"].result_list] == listed
+
+
 def test_delivers_lost_messages_again(operator, gap):
     client = operator("view_gap", "replay_deferred")
 

@@ -100,6 +100,19 @@ class TestResume:
         assert orders.paused_by == "eve"
         assert "that pause has ended, or another one has begun" in page.text
 
+    @pytest.mark.parametrize("paused_at", ["2026-11-01 05:30+00", "2026-11-01 06:30+00"], ids=["first", "second"])
+    def test_ends_a_pause_of_the_hour_that_is_repeated_when_summer_time_ends(self, paused_at, orders, operator, settings):
+        settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+        pause(database.raw("default"), "orders", by="bob", reason="lunch")
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE outbox_topic SET paused_at = %s", [paused_at])
+        client = operator(*ALL)
+
+        client.post(at("resume", orders), {"reason": "lunch is over", "since": since(client.get(at("resume", orders)))})
+
+        orders.refresh_from_db()
+        assert not orders.paused
+
     @pytest.mark.parametrize("wild", ["abc", "2026-99-99T00:00", "x" * 1000])
     def test_takes_a_wild_time_for_none(self, wild, orders, operator):
         pause(database.raw("default"), "orders", by="bob", reason="lunch")

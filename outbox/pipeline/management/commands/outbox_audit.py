@@ -16,6 +16,7 @@ from outbox.errors import OutboxError
 from outbox.management.exits import unable
 from outbox.management.private_file import write_privately
 from outbox.management.tables import table
+from outbox.management.times import seconds
 from outbox.pipeline import verdict
 from outbox.pipeline.errors import AuditFailed, InvalidVerdict
 from outbox.pipeline.figures import OF_GROUPS, by_group, given_up
@@ -42,7 +43,7 @@ class Command(JobCommand):
         )
         parser.add_argument(
             "--settle",
-            type=float,
+            type=seconds,
             default=300.0,
             metavar="SECONDS",
             help="messages younger than this count as in flight (default: 300)",
@@ -55,7 +56,9 @@ class Command(JobCommand):
         )
         parser.add_argument("--archived", action="store_true", help="also audit the lake in OUTBOX['PIPELINE']['ARCHIVE']")
         parser.add_argument("--history", default="", metavar="FOLDER", help="keep the history that was read, as Parquet")
-        parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="stop the audit after this time (default: never)")
+        parser.add_argument(
+            "--time-limit", type=seconds, metavar="SECONDS", help="stop the audit after this time (default: never)"
+        )
         parser.add_argument("--no-store", action="store_true", help="do not store the run in the database")
         parser.add_argument("--verdict", type=Path, metavar="FILE", help="write the run's verdict, signed if a key is set")
         parser.add_argument(
@@ -147,7 +150,7 @@ def _as_text(report: dict[str, Any]) -> str:
         for group, counts in by_group(of_topic).items()
     ]
     scope = f"messages published since {report['since']}" if report["since"] else "all messages ever published"
-    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["steps"].items())
+    steps = ", ".join(f"{name} {took:.1f}" for name, took in report["steps"].items())
     took = f"It took {report['seconds']:.1f} s: {steps}."
     parts = [f"As of {report['as_of']}: {scope}.\n{took}", table(heads, rows), table(["group", "topic", *OF_GROUPS], groups)]
     findings = [_finding(finding) for finding in report["findings"]]

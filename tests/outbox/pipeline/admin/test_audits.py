@@ -5,8 +5,10 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
 
+from outbox import database
 from outbox.models import Batch, MessageState, State
 from outbox.pipeline import runs, verdict
+from outbox.pipeline.figures import latency_series
 from outbox.pipeline.models import AuditFinding, AuditRun
 from tests.factories import BatchFactory, message_id
 from tests.outbox.pipeline.conftest import KEY
@@ -122,6 +124,16 @@ class TestRuns:
             "Inbox": ("8", "good"),
         }
 
+    def test_draws_each_latency_of_the_last_day_where_its_minute_is(self, run):
+        newest, minutes = 1795100400, (0, 14, 15, 24 * 60 - 1)  # of the day, which ends with the newest
+        seconds = [newest - 60 * (24 * 60 - 1 - minute) for minute in minutes]
+        made = run(latency={"histograms": [["orders", "store", "", at, 100, 1] for at in seconds]})
+
+        begin, end, [(_, shares)] = latency_series(database.raw("default"), made.pk, [("orders", "store", "")])
+
+        assert [nth for nth, value in enumerate(shares[0.5]) if value is not None] == [0, 1, 95]
+        assert (begin.timestamp(), end.timestamp()) == (seconds[0], newest + 60)
+
     def test_shows_why_one_failed(self, client):
         made = runs.begin("default", asked_by="beat", since=None, settle_seconds=1)
         runs.fail(made, "No Java.\n\n<b>last words</b>", 2)
@@ -192,6 +204,16 @@ class TestFindings:
         assert found(state="acknowledged") == {second.pk}
         assert found(run=other.pk) == found(kind="orphan") == found(stage="inbox") == found(topic="shipments") == {orphan}
         assert found(run="x") == found(run="9" * 30) == set()
+
+    def test_is_found_by_the_state_that_its_badge_names(self, client, lost):
+        resent, closed, both = lost(2, 3, 4)
+        AuditFinding.objects.filter(pk__in=[resent.pk, both.pk]).update(resent_at=datetime.now(UTC), resent_count=1)
+        AuditFinding.objects.filter(pk__in=[closed.pk, both.pk]).update(acknowledged_at=datetime.now(UTC))
+
+        pages = {state: client.get(reverse(LIST), {"state": state}) for state in ("open", "sent", "acknowledged", "xyz")}
+
+        listed = {state: {row.pk for row in page.context["cl"].result_list} for state, page in pages.items()}
+        assert listed == {"open": set(), "sent": {resent.pk, both.pk}, "acknowledged": {closed.pk}, "xyz": set()}
 
     def test_shows_one_with_what_can_be_done(self, client, lost):
         (one,) = lost(2)

@@ -10,6 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.urls import reverse
 
+from outbox.pipeline.management.commands.outbox_audit import Command
 from outbox.pipeline.models import AuditFinding, AuditRun
 
 pytestmark = pytest.mark.django_db
@@ -84,6 +85,17 @@ class TestItsExitCode:
         said, code = audit("--archived")
 
         assert (said, code) == ('There is no archive to audit: OUTBOX["PIPELINE"]["ARCHIVE"] is not set.', 2)
+
+    @pytest.mark.parametrize("option", ["--settle", "--time-limit"])
+    @pytest.mark.parametrize("length", ["nan", "inf", "-inf", "-1", "1e30", "1e12"])
+    def test_is_2_for_what_is_no_length_of_time(self, option, length, job_that, capsys):
+        job_that("is clean")
+
+        with pytest.raises(SystemExit) as ended:
+            Command().run_from_argv(["manage.py", "outbox_audit", f"{option}={length}"])
+
+        assert ended.value.code == 2
+        assert f"argument {option}: invalid seconds value: '{length}'" in capsys.readouterr().err
 
     def test_is_2_when_its_time_is_over(self, job_that):
         job_that("waits")

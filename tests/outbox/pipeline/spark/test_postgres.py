@@ -126,6 +126,12 @@ class TestAHistoryFromPostgreSQL:
         rows = history.frames["business"].collect()
         assert sorted((row.subject, row.about) for row in rows) == [("either", about), ("like", about)]
 
+    def test_is_read_from_a_folder_whose_name_looks_like_a_pattern(self, spark, config, outbox, tmp_path):
+        plain, other = (copied(spark, config, tmp_path / name, "python") for name in ("history", "history [a-b] {x,y} *"))
+
+        assert other.frames["messages"].count() == plain.frames["messages"].count() > 0
+        assert other.files.keys() == plain.files.keys() == {*other.frames}
+
     def test_names_a_column_that_an_older_schema_has_not(self, spark, config, tmp_path):
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE outbox_failed_delivery RENAME number TO seq")

@@ -1,6 +1,7 @@
 """One message out of the lake, and its page in the admin."""
 
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +122,16 @@ class TestThePage:
         found = client.get(reverse(LIST), {"q": f" {ids[2]} "})
 
         assert found.headers["Location"] == reverse(PAGE, args=[ids[2]])
+
+    @pytest.mark.parametrize("use_tz", [True, False])
+    def test_shows_local_times(self, use_tz, archived, client, lake, ids, settings):
+        settings.USE_TZ, settings.TIME_ZONE = use_tz, "America/New_York"
+        found = find_message(lake, UUID(ids[2]))
+
+        page = client.get(reverse(PAGE, args=[ids[2]]))
+
+        for at in (found.message["created_at"], found.message["claimed_at"], found.handled[0]["handled_at"]):
+            assert f"{at.astimezone(ZoneInfo('America/New_York')):%Y-%m-%d %H:%M:%S.%f}" in page.text
 
     def test_says_that_there_is_no_such_message_or_why_the_lake_cannot_be_read(self, archived, client, lake, ids):
         page = client.get(reverse(PAGE, args=[ids[0][:-4] + "0000"]))
