@@ -19,6 +19,7 @@ from psycopg import errors, sql
 from outbox import signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
+from outbox.database.retention_holds import IS_DAY
 from outbox.ids import day_at, day_of, first_id
 from outbox.logs import get_logger, line_of
 
@@ -44,9 +45,6 @@ SELECT pg_has_role(c.relowner, 'USAGE'),
     pg_get_userbyid(c.relowner), current_user
 FROM pg_class c WHERE c.oid = 'outbox_message'::regclass
 """
-
-# A partition with another name is an operator's, who has renamed or attached it. It is left alone, whatever ids it has.
-IS_DAY = r"c.relname ~ '^outbox_message_\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])$'"
 
 LIST_DAYS: LiteralString = f"""
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -1,4 +1,4 @@
-"""Unfinished rows that keep a daily partition of messages from being dropped. Pruning and the archive both check for them."""
+"""What pruning and the archive both ask of daily partitions: which there are, and which unfinished rows keep one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import psycopg
+
+# A partition with another name is an operator's, who has renamed or attached it. It is left alone, whatever ids it has.
+IS_DAY = r"c.relname ~ '^outbox_message_\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])$'"
 
 # Rows that refer to messages of a day. A dead batch keeps the day until each of its messages has a copy in outbox_dead. States
 # are numbers here, because jobs without Django run this statement, too: 0, 1, 2 are the unfinished states, 4 is DEAD.

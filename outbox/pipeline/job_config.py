@@ -25,7 +25,7 @@ from django.db.models.options import Options
 from outbox import conf, database
 from outbox.brokers.capabilities import SpeaksKafka, StoredInDatabase
 from outbox.consuming.register import groups
-from outbox.database.partitions import IS_DAY
+from outbox.database.retention_holds import IS_DAY
 from outbox.errors import ConfigurationError
 from outbox.message import Message, TopicType, message_type
 from outbox.pipeline.conf import SETTING, AuditSettings, settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
-from outbox.database.partitions import IS_DAY
+from outbox.database.retention_holds import IS_DAY
 from outbox.pipeline.spark import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.lake import Commit
 from outbox.pipeline.spark.statements import keep_alive
