@@ -51,11 +51,14 @@ PACKAGE = "tests.journeys.soak"
 
 TABLES = """
 CREATE TABLE soak_published (number bigint PRIMARY KEY, topic text, kind text);
-CREATE TABLE soak_effect (id bigserial, number bigint, topic text, key text);
+CREATE TABLE soak_effect (id bigserial, number bigint, topic text, key text, at timestamptz DEFAULT clock_timestamp());
 CREATE INDEX ON soak_effect (number);
 CREATE TABLE soak_replayed (message_id text PRIMARY KEY);
 CREATE TABLE soak_discarded (message_id text PRIMARY KEY)
 """
+# How long after the first effect of a message the last one came, in seconds: beyond the retention, its inbox row was gone.
+APART = "SELECT extract(epoch FROM max(at) - min(at))::int FROM soak_effect GROUP BY number HAVING count(*) > 1"
+
 DROP = "DROP TABLE IF EXISTS soak_published, soak_effect, soak_replayed, soak_discarded, soak_copy"
 
 # "bad" are those whose dead letters are discarded.
@@ -253,7 +256,8 @@ def test_nothing_grows(soak: Soak):
     count = Count(soak)
     rows = compare(soak.samples, min(LEVEL_AFTER, SECONDS / 2))
     report = count.report()
-    print(f"\n{as_text(rows)}\n\n{json.dumps({**report, 'kills': soak.kills}, indent=1)}")  # noqa: T201  (with -s)
+    more = {"kills": soak.kills, "seconds between effects": _numbers(APART)}
+    print(f"\n{as_text(rows)}\n\n{json.dumps(report | more, indent=1)}")  # noqa: T201  (with -s)
     Outcome(
         run="soak",
         broker=BROKER,

@@ -165,7 +165,7 @@ def _time(made: Foreign, random: Random) -> None:
 
 
 def _ends(made: Foreign, random: Random) -> None:
-    made.expiration, made.priority = random.choice(("", "1", "100000")), random.choice((0, 9, 255))
+    made.expiration, made.priority = random.choice(("", "1", "3600000")), random.choice((0, 9, 255))
 
 
 def _all(made: Foreign, random: Random) -> None:
