@@ -18,6 +18,11 @@ LOCK_SECONDS = 2  # the timeout of each wait for a lock
 STATEMENT_SECONDS = 5  # the timeout of each statement; replaces that of the role
 PAGE_SECONDS = 15  # the timeout of each statement for a page, for which a person waits
 
+# One statement, since a connection with server-side binding prepares each, and cannot prepare several as one.
+LIMIT = """
+SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true), set_config('jit', 'off', true)
+"""
+
 
 @contextmanager
 def connected(alias: str, name: str, *, statement_seconds: int | None = STATEMENT_SECONDS) -> Iterator[Connection]:
@@ -56,8 +61,7 @@ def bounded(alias: str, connection: Connection) -> Iterator[None]:
         TablesLocked: as in `connected`.
     """
     with name_blocker(alias, connection), connection.transaction():
-        limits = f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'; SET LOCAL statement_timeout = '{PAGE_SECONDS}s'"
-        connection.execute(f"{limits}; SET LOCAL jit = off")
+        connection.execute(LIMIT, [f"{LOCK_SECONDS}s", f"{PAGE_SECONDS}s"])
         yield
 
 
