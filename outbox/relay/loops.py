@@ -50,22 +50,19 @@ class RepeatingThread(threading.Thread):
     def run(self) -> None:
         """Work until stopped, and close this thread's connections."""
         try:
-            self._repeat()
+            self.stopped.wait(self._begins_after)
+            while not self.stopped.is_set():
+                try:
+                    has_more = self._step() is True
+                except Exception as error:
+                    self.stopped.wait(self._log(error))
+                    self._failures += 1
+                else:
+                    self._failures = 0
+                    if not has_more:
+                        self.stopped.wait(self._pause)
         finally:
             connections.close_all()
-
-    def _repeat(self) -> None:
-        self.stopped.wait(self._begins_after)
-        while not self.stopped.is_set():
-            try:
-                has_more = self._step() is True
-            except Exception as error:
-                self.stopped.wait(self._log(error))
-                self._failures += 1
-            else:
-                self._failures = 0
-                if not has_more:
-                    self.stopped.wait(self._pause)
 
     def stop(self) -> None:
         """Ask the thread to end after this step; may be called from any thread."""
