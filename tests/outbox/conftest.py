@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.checks import CheckMessage, run_checks
+from django.dispatch import Signal
 from django.test import Client
 
 from outbox import message, signals
@@ -69,17 +71,24 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
+@contextmanager
+def heard_of(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """Collect the arguments with which a signal is sent in the block."""
+    heard: list[dict[str, Any]] = []
+
+    def hear(**said: Any) -> None:
+        heard.append(said)
+
+    signal.connect(hear)
+    yield heard
+    signal.disconnect(hear)
+
+
 @pytest.fixture
 def alerts() -> Iterator[list[dict[str, Any]]]:
     """The alerts sent."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(**alert: Any) -> None:
-        heard.append(alert)
-
-    signals.alert.connect(hear)
-    yield heard
-    signals.alert.disconnect(hear)
+    with heard_of(signals.alert) as heard:
+        yield heard
 
 
 @pytest.fixture

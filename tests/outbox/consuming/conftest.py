@@ -9,6 +9,7 @@ from outbox import conf, signals
 from outbox.brokers.base import Broker
 from outbox.consuming import register
 from outbox.consuming.worker import Worker
+from tests.outbox.conftest import heard_of
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +31,8 @@ def fifo(settings: Any) -> None:
 @pytest.fixture
 def dead_lettered() -> Iterator[list[dict[str, Any]]]:
     """What was said of messages that became dead letters."""
-    heard: list[dict[str, Any]] = []
-
-    def hear(**said: Any) -> None:
-        heard.append(said)
-
-    signals.dead_lettered.connect(hear)
-    yield heard
-    signals.dead_lettered.disconnect(hear)
+    with heard_of(signals.dead_lettered) as heard:
+        yield heard
 
 
 @pytest.fixture

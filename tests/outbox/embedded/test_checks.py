@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from outbox import signals
 from outbox.brokers.base import Ended
 from outbox.database import Connection
 from outbox.embedded import EmbeddedBroker, checks
@@ -84,16 +83,13 @@ class TestCheckHalves:
 
 
 class TestParkedHalf:
-    def test_sends_one_alert(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness):
-        alerts: list[dict[str, Any]] = []
-        signals.alert.connect(listen := lambda **kwargs: alerts.append(kwargs))
+    def test_sends_one_alert(self, acts: Acts, broker: EmbeddedBroker, harness: EmbeddedHarness, alerts: list[dict[str, Any]]):
         half = acts.half()
 
         use_up(broker, harness)
         harness.pass_time(timedelta(days=1))
         broker.check_halves(never)
 
-        signals.alert.disconnect(listen)
         assert [alert["details"]["half_id"] for alert in alerts] == [half.half_id]
         assert "parked" in alerts[0]["reason"]
 
