@@ -19,7 +19,7 @@ from psycopg import errors, sql
 from outbox import signals
 from outbox.database.connections import Connection, connect
 from outbox.database.locks import END_IDLE_TRANSACTION, LOCK_PARTITIONS
-from outbox.database.retention_holds import IS_DAY
+from outbox.database.retention_holds import FROM_DAYS
 from outbox.ids import day_at, day_of, first_id
 from outbox.logs import get_logger, line_of
 
@@ -46,10 +46,7 @@ SELECT pg_has_role(c.relowner, 'USAGE'),
 FROM pg_class c WHERE c.oid = 'outbox_message'::regclass
 """
 
-LIST_DAYS: LiteralString = f"""
-SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND {IS_DAY} ORDER BY c.relname
-"""
+LIST_DAYS: LiteralString = f"SELECT c.relname {FROM_DAYS} ORDER BY c.relname"
 
 # The schema of the table, which need not be the first one of the search_path.
 SCHEMA = "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = 'outbox_message'::regclass"

@@ -154,20 +154,22 @@ def _check_database(subject: str, alias: str, connection: Connection) -> Iterato
     if difference > CLOCK_DIFFERENCE:
         text = f"its clock and this host's are {difference.total_seconds():.0f} s apart"
         yield Finding("outbox.clock", subject, text, "Synchronize both with a time server (NTP).")
-    if connection.execute(MAY_NOT_READ_MIGRATIONS).fetchone() == (True,):
-        [role] = connection.execute(ROLE).fetchone() or ("",)
-        hint = f"As the owner of the tables, run: GRANT SELECT ON django_migrations TO {role};"
-        yield Finding("outbox.missing_grants", subject, f"role {role} lacks SELECT on django_migrations", hint)
-        all_missing = {}
-    else:
-        all_missing = _missing_migrations(alias)
-    for label, missing in all_missing.items():
-        text = f"migrations are missing: {', '.join(missing)}"
-        yield Finding("outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.")
+    yield from _check_migrations(subject, alias, connection)
     for name, setting in connection.execute(UNSAFE_SETTINGS).fetchall():
         text = f"{name} is {setting}: a crash may lose committed messages together with your rows"
         yield Finding("outbox.unsafe_database", subject, text, f"Set {name} = on, unless this server is for tests.")
     yield from _check_grants(subject, connection)
+
+
+def _check_migrations(subject: str, alias: str, connection: Connection) -> Iterator[Finding]:
+    if connection.execute(MAY_NOT_READ_MIGRATIONS).fetchone() == (True,):
+        [role] = connection.execute(ROLE).fetchone() or ("",)
+        hint = f"As the owner of the tables, run: GRANT SELECT ON django_migrations TO {role};"
+        yield Finding("outbox.missing_grants", subject, f"role {role} lacks SELECT on django_migrations", hint)
+        return
+    for label, missing in _missing_migrations(alias).items():
+        text = f"migrations are missing: {', '.join(missing)}"
+        yield Finding("outbox.migrations", subject, text, f"Run manage.py migrate {label} --database {alias}.")
 
 
 def _missing_migrations(alias: str) -> dict[str, list[str]]:

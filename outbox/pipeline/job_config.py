@@ -25,7 +25,7 @@ from django.db.models.options import Options
 from outbox import conf, database
 from outbox.brokers.capabilities import SpeaksKafka, StoredInDatabase
 from outbox.consuming.register import groups
-from outbox.database.retention_holds import IS_DAY
+from outbox.database.retention_holds import FROM_DAYS
 from outbox.errors import ConfigurationError
 from outbox.message import Message, TopicType, message_type
 from outbox.pipeline.conf import SETTING, AuditSettings, settings
@@ -219,10 +219,7 @@ def _java_certificates(client: Mapping[str, Any]) -> dict[str, str]:
 INSTALLED_AT = "SELECT min(applied) FROM django_migrations WHERE app = 'outbox'"
 
 # The oldest day that has a partition of messages. All days before it were dropped.
-FIND_OLDEST_DAY = f"""
-SELECT min(right(c.relname, 8)) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND {IS_DAY}
-"""  # noqa: S608  (no value in it)
+FIND_OLDEST_DAY = f"SELECT min(right(c.relname, 8)) {FROM_DAYS}"
 
 
 def pipeline_config(

@@ -32,7 +32,7 @@ MAX_TEXT = 255
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 8 * 1024
 MAX_DELAY = timedelta(days=365)
-MAX_ABOUT_BYTES = 2692  # what an entry of PostgreSQL's index holds, if it cannot be compressed
+MAX_ABOUT_BYTES = 2692  # the longest text that an entry of PostgreSQL's index holds uncompressed
 
 TOPIC_RULE = "A topic's name is 1 to 127 letters, digits, %, _ and -."
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from outbox.database.locks import END_IDLE_SESSION, Lock
-from outbox.database.retention_holds import IS_DAY
+from outbox.database.retention_holds import FROM_DAYS
 from outbox.pipeline.spark import ArchiverBusy, HistoryError
 from outbox.pipeline.spark.lake import Commit
 from outbox.pipeline.spark.statements import keep_alive
@@ -33,8 +33,7 @@ UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({Lock.ARCHIVE}, 0)"
 
 # Days that have a partition, and days whose archive is not finished.
 LIST_DAYS = f"""
-SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND {IS_DAY}
+SELECT to_date(right(c.relname, 8), 'YYYYMMDD') {FROM_DAYS}
 UNION SELECT day FROM outbox_archived_day WHERE state <> 'deleted' ORDER BY 1
 """  # noqa: S608  (no value in it)
 
