@@ -65,6 +65,7 @@ class Harness(abc.ABC):
     keeps_owners = ""  # what sets two projects apart where the server knows which outbox a group belongs to
     gives_back_at_once = False  # the deliveries of a process that died; otherwise when their time is over
     moves_between_members = True  # a message that was handed back goes to any member of its group
+    reassigns_queues = False  # to another member of the group, while deliveries of the queue are open
     counts_what_is_handled = True  # backlog() includes messages that were received and not finished
     can_lose_ends = False  # lose_ends() works
     can_restart = False  # restart() works

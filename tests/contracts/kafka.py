@@ -81,6 +81,7 @@ class KafkaHarness(RealTimeHarness):
     keeps_owners = "a prefix of its own for its groups"
     gives_back_at_once = True
     moves_between_members = False
+    reassigns_queues = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 import threading
 import time
 from datetime import timedelta
+from itertools import compress
 
 import pytest
 
@@ -96,8 +97,9 @@ class TestReceive:
         def work(mine: Broker) -> None:
             while len(taken) < len(sent):
                 found = acts.receive(broker=mine, limit=7)
-                taken.extend(delivery.message_id for delivery in found)
-                assert all(mine.ack(found))
+                acked = mine.ack(found)
+                assert all(acked) or harness.reassigns_queues  # then another receiver is given the message
+                taken.extend(delivery.message_id for delivery in compress(found, acked))
 
         run_at_once(work, *[harness.open() for _ in range(3)])
 
