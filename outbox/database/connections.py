@@ -48,10 +48,10 @@ SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_r
 
 # Whether the database is a replica, whether it has the tables of the outbox, and the names of tables that look empty to this
 # role. Row-level security without a policy hides all rows, and reading them raises no error.
-IS_FIT = r"""
+IS_FIT = """
 SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL, ARRAY(
     SELECT quote_ident(relname) FROM pg_class c
-    WHERE relrowsecurity AND relname LIKE 'outbox\_%' AND NOT relispartition AND pg_table_is_visible(c.oid)
+    WHERE relrowsecurity AND starts_with(relname::text, 'outbox_') AND NOT relispartition AND pg_table_is_visible(c.oid)
         AND row_security_active(c.oid) AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
     ORDER BY relname)
 """

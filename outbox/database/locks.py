@@ -44,4 +44,3 @@ IS_LANE_FREE = f"""NOT EXISTS (
 END_IDLE_TRANSACTION = "SET LOCAL idle_in_transaction_session_timeout = '1s'"
 IDLE_SESSION_SECONDS = 300
 END_IDLE_SESSION = f"SET idle_session_timeout = '{IDLE_SESSION_SECONDS}s'"
-END_IDLE_SNAPSHOT = f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SESSION_SECONDS}s'"

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 # Daily partitions; the name of each, `c.relname`, ends with its day. A partition with another name is an operator's, who has
 # renamed or attached it. It is left alone, whatever ids it has.
-FROM_DAYS = r"""
+FROM_DAYS = """
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = 'outbox_message'::regclass AND c.relname ~ '^outbox_message_\d{4}(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])$'
+WHERE i.inhparent = 'outbox_message'::regclass AND c.relname ~ '^outbox_message_[0-9]{4}(0[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])$'
 """
 
 # Rows that refer to messages of a day. A dead batch keeps the day until each of its messages has a copy in outbox_dead. States

@@ -80,8 +80,7 @@ def archive_lock(url: str) -> Iterator[Connection]:
     except psycopg.Error as error:
         raise HistoryError(f"The database cannot be reached: {str(error).strip()}") from error
     with connection:
-        connection.execute("SET jit = off")
-        connection.execute("SET TIME ZONE 'UTC'")
+        connection.execute("SET jit = off; SET TIME ZONE 'UTC'; SET standard_conforming_strings = on")
         try:
             connection.execute(SET_LOCK_TIMEOUT)
             connection.execute(LOCK_ARCHIVE)

@@ -21,7 +21,7 @@ from typing import Any
 
 import psycopg
 
-from outbox.database.locks import END_IDLE_SNAPSHOT, IDLE_SESSION_SECONDS
+from outbox.database.locks import IDLE_SESSION_SECONDS
 from outbox.pipeline.spark import HistoryError
 from outbox.pipeline.spark.config import Business
 from outbox.pipeline.spark.findings import NO_TOPIC
@@ -60,9 +60,14 @@ def keep_alive(connection: psycopg.Connection[Any], *, every: float = KEEP_ALIVE
 
 EXPORT = "SELECT pg_export_snapshot()"
 
+# The statements of jobs contain backslashes, which a database may have PostgreSQL read as escapes.
+SETTINGS = (
+    f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SESSION_SECONDS}s'; SET LOCAL standard_conforming_strings = on"
+)
+
 # The first statement of each reading connection. PostgreSQL generates snapshot names, of hexadecimal digits and hyphens, so they
 # need no quoting.
-JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; " + END_IDLE_SNAPSHOT
+JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; " + SETTINGS
 
 
 @contextmanager
@@ -81,7 +86,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         [row] = connection.execute(EXPORT).fetchall()
-        connection.execute(END_IDLE_SNAPSHOT)
+        connection.execute(SETTINGS)
         try:
             with keep_alive(connection):
                 yield connection, row[0]

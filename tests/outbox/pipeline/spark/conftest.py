@@ -40,6 +40,18 @@ def kafka_jars() -> str:
     return str(fetch_jars(POM, JARS)) if are_programs_here() else ""
 
 
+@pytest.fixture
+def backslashes_escape(transactional_db: None) -> Iterator[None]:
+    """A database in which a backslash in a statement's string is an escape."""
+    from django.db import connection
+
+    alter = f"ALTER DATABASE {connection.ops.quote_name(connection.settings_dict['NAME'])} "
+    with connection.cursor() as cursor:
+        cursor.execute(alter + "SET standard_conforming_strings = off")
+        yield
+        cursor.execute(alter + "RESET standard_conforming_strings")
+
+
 @pytest.fixture(scope="session")
 def spark(jar: str, kafka_jars: str, django_db_setup: None) -> Iterator[object]:
     from outbox.pipeline.spark import PipelineError

@@ -79,6 +79,14 @@ class TestAnAuditOfABrokenHistory:
 
         assert [what for what in broken if not any(re.match(BROKEN[what][1], one) for one in said)] == [], said
 
+    @pytest.mark.usefixtures("backslashes_escape")
+    def test_names_it_in_a_database_that_reads_backslashes_as_escapes(self, audited):
+        what = "headers that are not JSON"
+        play()
+        run(BROKEN[what][0][0])
+
+        assert [one for one in audited() if re.match(BROKEN[what][1], one)]
+
     def test_proves_nothing_where_nothing_is_left(self, audited):
         play()
         for statement in BROKEN["everything gone but the lanes"][0]:

@@ -53,6 +53,12 @@ class TestSpark:
         assert seen(spark, source, lake) == [ids, ids]
         assert state_of(FIRST) == ("deleted", 1, PER_DAY)
 
+    @pytest.mark.usefixtures("backslashes_escape")
+    def test_archives_a_database_that_reads_backslashes_as_escapes(self, writer, archive, lake, ids):
+        archive(before=SECOND, writer=writer)
+
+        assert state_of(FIRST) == ("deleted", 1, PER_DAY)
+
     def test_takes_the_name_of_the_lake_literally(self, spark, source, archive, lake, ids):
         lake.root = lake.root.parent / "lake [a-b] {x,y} 100%20 é"
 
