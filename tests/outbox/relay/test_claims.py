@@ -146,6 +146,7 @@ class TestTwoRelays:
         topic = TopicFactory()
         tickets = TicketFactory.create_batch(4, topic=topic)
         first, second = connect(), connect()
+        second.execute("SET lock_timeout = '10s'")
 
         with first.transaction():
             (one,) = claims(first, 1, batch_size=2).claim()

@@ -262,8 +262,10 @@ class TestDeath:
         visible = len(shown(broker, topic))
         end_leases()
 
-        relay_beside(lane=lane).drain()
+        second = relay_beside(lane=lane)
+        ends = any(not second.step().batches for _ in range(10))  # `drain` would never end if a batch was claimed again and again
 
+        assert ends
         assert visible == DEATHS[place]
         assert shown(broker, topic) == ids(tickets)
         assert Batch.objects.get().state == State.SENT
