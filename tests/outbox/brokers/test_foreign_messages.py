@@ -18,7 +18,7 @@ import pytest
 
 from outbox import Message, conf, consumer, publish_raw
 from outbox.brokers.base import Broker, Delivery
-from outbox.consuming import register
+from outbox.consuming import handle, register
 from outbox.consuming.outcome import Outcome
 from outbox.consuming.worker import ConsumerThreads, Worker
 from outbox.message import TopicType
@@ -70,15 +70,21 @@ def troubles(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Delivery, Outcome]]:
-    """The outcome of each delivery."""
+    """The outcome of each delivery, and of each dead letter of the server."""
     found: list[tuple[Delivery, Outcome]] = []
-    settle = Worker._settle
+    settle, defer = Worker._settle, handle.defer
 
     def noted(self: Worker, taken: Any, results: Any) -> bool:
         found.extend((held.delivery, result.outcome) for held, result in zip(taken, results, strict=True))
         return settle(self, taken, results)
 
+    def noted_dead_letters(group: Any, deferrals: Any) -> Any:
+        results = defer(group, deferrals)
+        found.extend((delivery, result.outcome) for (delivery, _), result in zip(deferrals, results, strict=True))
+        return results
+
     monkeypatch.setattr(Worker, "_settle", noted)
+    monkeypatch.setattr("outbox.consuming.worker.defer", noted_dead_letters)
     return found
 
 
@@ -140,7 +146,8 @@ def test_odd_messages_are_handled_ignored_or_dead_and_hold_up_no_good_one(
     ).write()
     assert [(error, mark_of(error)) for error in troubles] == []
     assert was_working
-    assert [message.text() for message in messages if message.mark and len(became[message.mark]) != 1] == []
+    ended = [(message, became[message.mark]) for message in messages if message.mark]
+    assert [(message.text(), ends) for message, ends in ended if len(ends) != 1] == []
     assert [message.text() for message in messages if message.kind == "good" and became[message.mark] != ["handled"]] == []
     assert was_done, consumers.counts()
     assert not Deferred.objects.filter(error="", dead_at__isnull=False).exists()
