@@ -51,13 +51,13 @@ class TestWhatTheJobIsTold:
     def test_names_the_schema_and_the_role_of_the_database_but_no_time_limit(self, monkeypatch):
         options = {"options": r'-c search_path="My\ \\schema",public -c statement_timeout=1min', "assume_role": "pg_monitor"}
         settings = {**connection.settings_dict, "OPTIONS": connection.settings_dict["OPTIONS"] | options}
-        monkeypatch.setitem(connections.settings, "north", settings)
-        try:
-            with psycopg.connect(database_source("north").url) as opened:
-                names = ("search_path", "role", "statement_timeout")
-                found = [opened.execute("SELECT current_setting(%s)", [name]).fetchone()[0] for name in names]
-        finally:
-            del connections["north"]
+        with monkeypatch.context() as patch:
+            patch.setitem(connections.settings, "north", settings)
+            url = database_source("north").url
+        del connections["north"]
+        with psycopg.connect(url) as opened:
+            names = ("search_path", "role", "statement_timeout")
+            found = [opened.execute("SELECT current_setting(%s)", [name]).fetchone()[0] for name in names]
 
         assert found == [r'"My \schema",public', "pg_monitor", "0"]
 
