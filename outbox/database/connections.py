@@ -51,7 +51,7 @@ SCHEMA = "SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_r
 IS_FIT = """
 SELECT pg_is_in_recovery(), to_regclass('outbox_wakeup') IS NOT NULL, ARRAY(
     SELECT quote_ident(relname) FROM pg_class c
-    WHERE relrowsecurity AND starts_with(relname::text, 'outbox_') AND NOT relispartition AND pg_table_is_visible(c.oid)
+    WHERE relrowsecurity AND starts_with(relname, 'outbox_') AND NOT relispartition AND pg_table_is_visible(c.oid)
         AND row_security_active(c.oid) AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = c.oid)
     ORDER BY relname)
 """

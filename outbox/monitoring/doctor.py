@@ -190,11 +190,10 @@ MISSING_GRANTS = """
 SELECT privilege, array_agg(quote_ident(c.relname) ORDER BY c.relname)
 FROM pg_class c, unnest(CASE
     WHEN c.relkind = 'v' THEN ARRAY['SELECT'] WHEN c.relkind = 'S' THEN ARRAY['USAGE']
-    WHEN starts_with(c.relname::text, 'outbox_') THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']
-    ELSE ARRAY['SELECT', 'DELETE'] END
+    WHEN starts_with(c.relname, 'outbox_') THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] ELSE ARRAY['SELECT', 'DELETE'] END
 ) WITH ORDINALITY wanted (privilege, n)
 WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('outbox_wakeup'))
-    AND (starts_with(c.relname::text, 'outbox_') OR c.relname = ANY(%(pruned)s))
+    AND (starts_with(c.relname, 'outbox_') OR c.relname = ANY(%(pruned)s))
     AND (NOT c.relispartition OR c.relname = 'outbox_message_default')
     AND CASE WHEN c.relkind IN ('r', 'p', 'v') THEN NOT has_table_privilege(c.oid, privilege)
         WHEN c.relkind = 'S' THEN NOT has_sequence_privilege(c.oid, privilege)

@@ -60,14 +60,12 @@ def keep_alive(connection: psycopg.Connection[Any], *, every: float = KEEP_ALIVE
 
 EXPORT = "SELECT pg_export_snapshot()"
 
-# The statements of jobs contain backslashes, which a database may have PostgreSQL read as escapes.
-SETTINGS = (
-    f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SESSION_SECONDS}s'; SET LOCAL standard_conforming_strings = on"
-)
+# What each transaction of a job begins with. Its statements contain backslashes, which a database may be set to read as escapes.
+SET_UP = f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_SESSION_SECONDS}s'; SET LOCAL standard_conforming_strings = on"
 
 # The first statement of each reading connection. PostgreSQL generates snapshot names, of hexadecimal digits and hyphens, so they
 # need no quoting.
-JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; " + SETTINGS
+JOIN = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT '{snapshot}'; " + SET_UP
 
 
 @contextmanager
@@ -86,7 +84,7 @@ def exported_snapshot(url: str) -> Iterator[tuple[psycopg.Connection[Any], str]]
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True
         [row] = connection.execute(EXPORT).fetchall()
-        connection.execute(SETTINGS)
+        connection.execute(SET_UP)
         try:
             with keep_alive(connection):
                 yield connection, row[0]

@@ -205,8 +205,8 @@ class Storm:
             Header.SOURCE: "urn:uuid:storm",
         }
         message = Outgoing(str(uuid.uuid4()), topic, body, key=key, headers=headers)
-        while (result := self.broker.send([message])[0]).status == "unsure":
-            pass  # a broker under load may answer too late; what it stored twice is a duplicate to the inbox
+        # A broker under load may answer too late; what it then stores twice is a duplicate to the inbox.
+        result = wait_until(lambda: next((one for one in self.broker.send([message]) if one.status != "unsure"), None))
         assert result.status == "accepted", result
         self.sent[message.message_id] = (kind, f"{type_} {topic}", time.time())
 

@@ -147,7 +147,7 @@ def test_odd_messages_are_handled_ignored_or_dead_and_hold_up_no_good_one(
     assert [(error, mark_of(error)) for error in troubles] == []
     assert was_working
     ended = [(message, became[message.mark]) for message in messages if message.mark]
-    assert [(message.text(), ends) for message, ends in ended if len(ends) != 1] == []
+    assert [(message.text(), its_ends) for message, its_ends in ended if len(its_ends) != 1] == []
     assert [message.text() for message in messages if message.kind == "good" and became[message.mark] != ["handled"]] == []
     assert was_done, consumers.counts()
     assert not Deferred.objects.filter(error="", dead_at__isnull=False).exists()
